@@ -671,10 +671,7 @@ FAULTS: dict[int, tuple[str, ...]] = {
         "test_stored_positions_are_refused_by_a_topic_that_is_made_again",
         "test_a_topic_that_is_made_again_has_a_later_epoch_and_another_id",
     ),
-    93: (
-        "test_positions_are_refused_by_a_log_that_was_restored_to_before_them",
-        "test_positions_of_the_first_version_are_read_and_written_anew",
-    ),
+    93: ("test_positions_are_refused_by_a_log_that_was_restored_to_before_them",),
     109: (AGREE_OR_TOLD, "test_a_habitual_rollback_before_the_error_goes_on_hides_nothing"),
     110: (
         AGREE_OR_TOLD,

@@ -12,7 +12,6 @@ from txmq.model import limits
 from txmq.model.bundle import BundleState, DecideReceipt
 from txmq.model.decider import (
     COMMITTED_WHEN_STORED,
-    BranchPosition,
     BrokerBranch,
     ByBroker,
     ByChecker,
@@ -129,7 +128,7 @@ xids = st.none() | st.integers(3, (1 << 64) - 1)
 gtrids = st.binary(max_size=64)
 deciders = st.one_of(
     names.map(ByChecker),
-    st.tuples(system_ids, positive, positive, xids, st.none() | system_ids).map(
+    st.tuples(system_ids, positive, positive, xids, system_ids).map(
         lambda fields: ByPostgres(*fields)
     ),
     st.tuples(ids, ids).map(lambda fields: ByHome(*fields)),
@@ -141,8 +140,7 @@ identifiers = st.text("abcXYZ_-0é", min_size=1, max_size=20)
 gids = st.text("0123456789_+/=abcXYZ", min_size=1, max_size=199)
 participants = st.lists(
     st.tuples(
-        *(system_ids, positive, identifiers, identifiers, gids, xids),
-        st.none() | st.builds(BranchPosition, positive, system_ids),
+        *(system_ids, positive, identifiers, identifiers, gids, xids, positive, system_ids)
     ).map(lambda fields: PostgresBranch(*fields))
     | ids.map(BrokerBranch),
     max_size=3,

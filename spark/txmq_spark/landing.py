@@ -90,7 +90,7 @@ def require_same_batches(spark: SparkSession, options: LandOptions) -> None:
 def _have_same_id(spark: SparkSession, options: LandOptions) -> bool:
     """Return whether directory and checkpoint belong together; give an id to new ones.
 
-    Another checkpoint may have as many batches. Those of earlier versions have no id.
+    Another checkpoint may have as many batches.
     """
     directory, checkpoint = Directory(spark, options.path), Directory(spark, options.checkpoint)
     known, own = directory.read(LANDING_ID, LARGEST_ID), checkpoint.read(LANDING_ID, LARGEST_ID)

@@ -77,7 +77,7 @@ class Letters(GivingOffice):
         """Let an undecided transaction replay a letter."""
         token = self.broker.token(offset)
         action = ReplayAction("g", "t", 0, offset)
-        _store(self.broker, token, ByPostgres(1, 1, 5, 7), actions=(action,))
+        _store(self.broker, token, ByPostgres(1, 1, 5, 7, 1), actions=(action,))
         return token.hex()
 
 
@@ -185,7 +185,7 @@ def test_transactions_in_states_that_are_rare() -> None:
     broker.do(DecideTransaction(bytes.fromhex(second), Decision.ROLLBACK, "producer shop"))
     _shown(console, f"/transactions/{second}", "Decisions that were refused")
     _shown(console, "/transactions?state=conflicts", "producer shop")
-    branches = (BrokerBranch(log_id), PostgresBranch(1, 5, "shop", "ada", "gid-7", 7))
+    branches = (BrokerBranch(log_id), PostgresBranch(1, 5, "shop", "ada", "gid-7", 7, 1, 1))
     xa: dict[int, tuple[Decider, str]] = {
         3: (ByHome(b"l" * 16, broker.token(3)), "Recovery decides it by itself"),
         4: (ByForeign(7, b"gtrid", b"bqual"), "Another transaction manager decides"),

@@ -48,7 +48,7 @@ def keep_all(connection: Peer) -> None:
             for chunk in chunks
             for row in range(chunk.first_row, chunk.first_row + chunk.rows)
         ]
-        entries = [["bench", topic_id, 0, offset, "stored", 1, 0, None] for offset in offsets]
+        entries = [["bench", topic_id, 0, offset, "stored", 1, 0, None, 0, 0] for offset in offsets]
         reply = connection.call("consumer.stored", **claim, store=STORE["store"], entries=entries)
         assert set(reply["verdicts"]) <= {"kept"}
         kept += len(offsets)

@@ -32,7 +32,7 @@ from txmq.model.message import COMMIT
 from txmq.store.index.lmdb_tables import LmdbTables
 
 MESSAGES, PARTITIONS, TOPICS = 100_000, 4, ("a", "b")
-POSTGRES = ByPostgres(1, 1, 5, 7)
+POSTGRES = ByPostgres(1, 1, 5, 7, 1)
 NOW = 1_700_000_000_000_000
 COMMIT_EVERY = 200  # records between two commits of the tables
 

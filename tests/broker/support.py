@@ -44,7 +44,7 @@ from txmq.wire.status import to_error
 
 HELLO = encode_frame(Opcode.HELLO, 1, Hello(versions=(1, 1), client="test", service="s").encode())
 BEGAN = 1_700_000_000 * SECOND
-DATABASE = ByPostgres(1, 1, 5, 7)
+DATABASE = ByPostgres(1, 1, 5, 7, 1)
 Answered = Callable[[bytes, Decision, str, str], None]
 
 

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from tests.cli.support import BY_ADA, NO_DELIVERIES, TOKEN, WHY, ScriptedClient, client, run
-from txmq.errors import RemoteProtocolError
 from txmq.model.message import Message
 
 __all__ = ["client"]
@@ -252,11 +251,6 @@ def test_a_message_that_is_only_in_a_topic_is_looked_for_in_all(client: Scripted
     assert ended.exit_code == 1
     assert f"no message has the id {ID}" in ended.stdout
     assert [args.get("after") for _call, args in client.calls] == [None, None, [7, 0, 4_096]]
-
-
-def test_an_older_broker_finds_what_it_can(client: ScriptedClient) -> None:
-    client.replies = [{"message": None}, RemoteProtocolError("unknown call 'message.search'")]
-    assert f"no message has the id {ID}" in run("message", "show", ID).stdout
 
 
 def test_what_was_refused_stands_beside_the_number_of_what_was_done(

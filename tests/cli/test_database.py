@@ -139,9 +139,11 @@ def test_a_resolver_of_its_own_decides_what_the_broker_cannot_find_out(
             committed = new_token()
             insert_token(connection, committed, [shop.log_id])
             xid = xid_of(connection)
-            proved = shop.half("orders", b"paid", ByPostgres(*identity, xid=xid), committed)
+            proved = shop.half(
+                "orders", b"paid", ByPostgres(*identity, xid=xid, position=1), committed
+            )
             connection.commit()
-            absent = shop.half("orders", b"not paid", ByPostgres(*identity, xid=None))
+            absent = shop.half("orders", b"not paid", ByPostgres(*identity, xid=None, position=1))
         arguments = ("resolver", "--config", str(resolver_file), "--every", "0.05", "--broker", url)
         with running(tmp_path / "2", *arguments, command=TXMQ) as resolver:
             assert resolver.first_line() == "ready shop"
@@ -177,7 +179,7 @@ def test_a_resolver_of_its_own_finds_its_transactions_behind_very_many_others(
         with txmq.connect(url) as client:
             store(client, BundleDescription(ByChecker("billing"), "s", (), 60_000_000), others)
         with peer(url) as shop:
-            absent = shop.half("bench", b"", ByPostgres(*read_server(connection).identity, None))
+            absent = shop.half("bench", b"", ByPostgres(*read_server(connection).identity, None, 1))
         connection.rollback()
         arguments = ("resolver", "--config", str(resolver_file), "--every", "0.05", "--broker", url)
         with running(tmp_path / "2", *arguments, command=TXMQ) as resolver:
@@ -198,7 +200,7 @@ def test_a_developer_gets_a_broker_and_a_database_that_know_each_other(tmp_path:
             connection.rollback()
             token = new_token()
             insert_token(connection, token, [shop.log_id])
-            half = shop.half("orders", b"paid", ByPostgres(*identity, xid=None), token)
+            half = shop.half("orders", b"paid", ByPostgres(*identity, xid=None, position=1), token)
             connection.commit()
         assert reply("tx", "check", half, broker=url)["due"] == 1
         wait_until(

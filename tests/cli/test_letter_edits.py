@@ -265,14 +265,6 @@ def test_a_version_that_is_damaged_can_be_left(client: ScriptedClient) -> None:
     assert run(*EDIT, "--body", "y", "--yes").exit_code == 1
 
 
-def test_a_broker_that_edits_no_letters_is_named(client: ScriptedClient) -> None:
-    older = shown()
-    del older["edits"]
-    client.replies = [older]
-    result = run(*EDIT, "--body", "y", "--yes")
-    assert (result.exit_code, "start the new version" in result.stderr) == (1, True)
-
-
 @pytest.mark.parametrize(
     ("reply", "status"),
     [

@@ -443,7 +443,7 @@ def test_messages_are_found_in_the_log_of_a_broker_that_is_stopped(data: Path) -
 
 NEWER = 250  # an event of a version to come
 ACTED = OperatorActed(
-    ((KINDS[TopicCreated], tuple(TopicCreated(9, "acted", 1)), 0), (NEWER, (9, "secret"), 0))
+    ((KINDS[TopicCreated], tuple(TopicCreated(9, "acted", 1, 1)), 0), (NEWER, (9, "secret"), 0))
 )
 
 

@@ -66,14 +66,17 @@ def test_a_plan_goes_from_its_creation_to_its_end(broker: str) -> None:
     wait_until(lambda: reply("plan", "show", all_of_it["plan"], broker=broker)["delivered"] == 3)
 
 
-def test_the_list_says_what_an_older_version_must_not_find(client: ScriptedClient) -> None:
+def test_the_list_says_what_is_still_to_be_cleaned_up(client: ScriptedClient) -> None:
     plans = [
         {"name": name, "state": state, "cleanup_pending": pending}
         for name, state, pending in (
             ("runs", "ramping", True), ("a", "done", True), ("b", "done", False),
         )
     ]  # fmt: skip
-    client.replies = [{"plans": plans, "deleting": 2, "next": None}, {"plans": plans[2:]}]
+    client.replies = [
+        {"plans": plans, "deleting": 2, "next": None},
+        {"plans": plans[2:], "next": None},
+    ]
     told = run("plan", "list").stderr
     assert "finished plans with a cleanup pending: 1\n" in told
     assert "deleted plans that are still being removed: 2\n" in told

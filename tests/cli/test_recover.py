@@ -34,7 +34,7 @@ from txmq.testing.processes import Running, running
 MESSAGES = 6
 LOST_LOG = json.dumps(
     {"kind": "spool", "version": 1, "id": "1", "service": None, "log_id": None, "created_at": 1}
-    | {"begun": True}
+    | {"incarnation": None, "begun": True}
 )
 BODY = b"\xff\x00body"
 FAILURE = FailureReport("KeyError", "no such order", "f-1")
@@ -81,7 +81,7 @@ class Shop:
 
     def report(self, *entries: tuple[int, str, int]) -> dict[str, Any]:
         rows = [
-            ["orders", self._topic_id, 0, offset, state, attempt, 7, list(FAILURE[:3])]
+            ["orders", self._topic_id, 0, offset, state, attempt, 7, list(FAILURE[:3]), 0, 0]
             for offset, state, attempt in entries
         ]
         return self._peer.call(

@@ -74,7 +74,7 @@ def row(name: str, decider: list[Any] | None = None, age: int = FIRST) -> dict[s
     token = name.encode().ljust(16, b"\0").hex()
     return {
         "token": token,
-        "decider": decider or ["postgres", 11, 1, 5, 99],
+        "decider": decider or ["postgres", 11, 1, 5, 99, 1],
         "stored_at": NOW - age,
     }
 
@@ -93,7 +93,7 @@ def rounds(client: ScriptedClient, **databases: StubDatabase) -> ResolverRounds:
     """Rounds that have just maintained the token tables."""
     made = ResolverRounds(client, BROKER, databases, FIRST, structlog.get_logger(), handed_over)  # type: ignore[arg-type]  # alike
     client.replies.insert(0, page())
-    client.replies.insert(0, {"databases": []})
+    client.replies.insert(0, {"databases": [], "now": 5_000, "certain": 4_000})
     made.run_round(NOW)
     client.calls.clear()
     return made
@@ -123,7 +123,7 @@ def test_answers_of_the_databases_are_sent_to_the_broker() -> None:
     assert [name_of(check) for check in one.asked] == ["a", "b", "c"]
     assert [name_of(check) for check in other.asked] == ["b", "c"]
     assert one.asked[0] == Check(
-        UUID(bytes=b"a".ljust(16, b"\0")), LOG, ServerIdentity(11, 1, 5), 99
+        UUID(bytes=b"a".ljust(16, b"\0")), LOG, ServerIdentity(11, 1, 5), 99, 1
     )
 
 
@@ -177,7 +177,9 @@ def test_the_broker_is_reported_to_every_database_each_hour() -> None:
         resolver.run_round(NOW + MAINTENANCE_US - 1)
         resolver.run_round(NOW + MAINTENANCE_US)
     assert one.output == other.output == [(LOG, "b-1", None), (LOG, "b-1", oldest)]
-    assert one.callers == [None, CallerTime(8, 7)], "its time bounds that of the databases"
+    assert one.callers == [CallerTime(5, 4), CallerTime(8, 7)], (
+        "its time bounds that of the databases"
+    )
     assert [(log["event"], log["resolver"]) for log in logs] == [
         ("resolver.upkeep", "one"),
         ("resolver.no_upkeep", "other"),

@@ -15,6 +15,7 @@ from uuid import UUID
 from txmq.batch import BatchView
 from txmq.errors import RequestRejected
 from txmq.model import limits
+from txmq.wire.batched import BatchedReply, pack_replies, unpack_requests
 from txmq.wire.calls.registry import decode_call
 from txmq.wire.data_requests import Opcode, Send, SendReceipt, pack_send_receipt, unpack_send
 from txmq.wire.frames import Frame, FrameDecoder, encode_frame
@@ -65,6 +66,7 @@ class FakeBroker:
         self.answers: dict[str, Any] = {}  # of control calls, by name
         self.refusals: deque[RequestRejected] = deque()  # of the next calls, of any name
         self.others: Script = lambda _frame: b""  # requests that are neither calls nor sends
+        self.takes_sends = False  # `others` gets frames of several sends
         self.greeting: bytes | None = None  # instead of the welcome
         self.accepted = 0
         self._ends: Counter[int] = Counter()
@@ -147,6 +149,8 @@ class FakeBroker:
                 return self._call(frame)
             case Opcode.SEND:
                 return self._send(frame)
+            case Opcode.SENDS if not self.takes_sends:
+                return self._send_each(frame)
         return self.others(frame) or b""
 
     def _welcome(self) -> Reaction:
@@ -161,7 +165,8 @@ class FakeBroker:
         if name == "topic.describe":
             names = args.model_dump()["names"]
             shapes = [
-                {"name": name, "partitions": self.partitions, "epoch": self.epoch} for name in names
+                {"name": name, "partitions": self.partitions, "epoch": self.epoch, "topic_id": 7}
+                for name in names
             ]
             return dump({"topics": shapes})
         answer = self.answers.get(name, {})
@@ -177,6 +182,21 @@ class FakeBroker:
         base = self._ends[send.partition]
         self._ends[send.partition] += len(BatchView(send.batch))
         return receipt(base)
+
+    def _send_each(self, frame: Frame) -> Reaction:
+        """Answer each send of a frame by the script. What is no reply to one of them
+        goes for the frame.
+        """
+        replies: list[BatchedReply] = []
+        for payload in unpack_requests(frame.payload):
+            reaction = self._send(frame._replace(opcode=Opcode.SEND, payload=payload))
+            if isinstance(reaction, RequestRejected):
+                replies.append(BatchedReply(*error_reply(reaction)))
+            elif isinstance(reaction, bytes) and not isinstance(reaction, Raw):
+                replies.append(BatchedReply(0, reaction))
+            else:
+                return reaction
+        return b"".join(pack_replies(replies))
 
     def _answer(self, peer: socket.socket, frame: Frame, reaction: Reaction) -> None:
         if isinstance(reaction, Raw):

@@ -7,11 +7,10 @@ from typing import Any
 from tests.client.scripted_broker import FakeBroker, HangUp
 from txmq.errors import RequestRejected
 from txmq.model.bundle import BundleReceipt, BundleState, DecideReceipt
-from txmq.wire.batched import FEATURE, BatchedReply, pack_replies, unpack_requests
+from txmq.wire.batched import BatchedReply, pack_replies, unpack_requests
 from txmq.wire.bundle import BundlePart, pack_bundle_receipt, unpack_part
 from txmq.wire.data_requests import Opcode, pack_decide_receipt
 from txmq.wire.frames import Frame
-from txmq.wire.hello import BrokerLimits, Welcome
 from txmq.wire.status import error_reply
 
 STORED = pack_bundle_receipt(BundleReceipt(BundleState.UNDECIDED, 7))
@@ -21,23 +20,10 @@ PUBLISHED = pack_decide_receipt(DecideReceipt(BundleState.PUBLISHED, repeated=Fa
 class BundleAnswers:
     """Answers of a scripted broker to bundles and decisions; by default all succeed."""
 
-    def __init__(self, fake: FakeBroker, *, together: bool = True) -> None:
+    def __init__(self, fake: FakeBroker) -> None:
         self.fake, self.frames = fake, list[Any]()
         self.script: list[Any] = []  # for each frame: HangUp, or what each request in it gets
         fake.others = self
-        self._welcome = fake._welcome
-        fake._welcome = self._greet if together else self._welcome  # type: ignore[method-assign]
-
-    def _greet(self) -> bytes:
-        limits = BrokerLimits(frame=1 << 24, message=self.fake.message)
-        return Welcome(
-            version=1,
-            features=(FEATURE,),
-            broker="fake",
-            log_id=self.fake.log_id,
-            boot_epoch=1,
-            limits=limits,
-        ).encode()
 
     def __call__(self, frame: Frame) -> Any:
         together = frame.opcode in (Opcode.GROUPS, Opcode.DECISIONS)

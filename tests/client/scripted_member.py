@@ -15,6 +15,7 @@ from txmq.client.protocol.consumer.requests import Request
 from txmq.client.protocol.consumer.settings import consumer_settings
 from txmq.errors import RequestRejected
 from txmq.model.message import Message
+from txmq.model.retry import RetryPolicy
 from txmq.wire.chunks import REDELIVERY, Chunk, pack_chunks
 from txmq.wire.data_requests import AckedRange, Opcode, unpack_ack, unpack_fetch
 
@@ -57,6 +58,16 @@ def bodies(messages: Iterable[Any]) -> list[str]:
     return [message.body.decode() for message in messages]
 
 
+# what a broker tells of the group in each reply
+GROUP: dict[str, Any] = {
+    "epoch": 1,
+    "consume_timeout_ms": 900_000,
+    "topics": {"orders": 7, "refunds": 8},
+    "resets": [],
+    "retry": RetryPolicy().to_json(),
+}
+
+
 class SentRequest(NamedTuple):
     """A request as the broker decodes it."""
 
@@ -94,10 +105,9 @@ class ScriptedMember:
             "group": group,
             "member": "m-1",
             "generation": generation,
-            "epoch": 1,
             "assignment": assignment,
         }
-        return seat | {"session_ms": 30_000, "lease_ms": 60_000}
+        return seat | {"session_ms": 30_000, "lease_ms": 60_000} | GROUP
 
     def requests(self) -> list[SentRequest]:
         """Return the open requests, with those that are due now."""
@@ -118,6 +128,8 @@ class ScriptedMember:
         """Answer the first open request of this name."""
         found = next(asked for asked in self.requests() if asked.name == name)
         self.open.remove(found)
+        if name == "consumer.heartbeat":
+            reply = GROUP | reply
         found.request.reply(json.dumps(reply).encode() if payload is None else payload, self.now)
 
     def refuse(self, name: str, error: RequestRejected) -> None:

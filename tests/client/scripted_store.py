@@ -12,6 +12,7 @@ from tests.client.scripted_member import ScriptedMember
 from txmq.client.blocking.consumer.local_stores import LocalStores
 from txmq.client.protocol.consumer.local_recovery import LocalRecovery
 from txmq.client.protocol.consumer.member import Member
+from txmq.model.retry import RetryPolicy
 
 LOG_ID = UUID(int=77)
 TOPIC_ID = 5
@@ -40,7 +41,8 @@ class StoredMember(ScriptedMember):
         self, *partitions: int, generation: int = 1, group: str = "billing"
     ) -> dict[str, Any]:
         reply = super().join_reply(*partitions, generation=generation, group=group)
-        return reply | {"topics": {"orders": TOPIC_ID}, "first_epoch": 1, "retry": self.retry}
+        retry = self.retry or (self.member.settings.retry or RetryPolicy()).to_json()
+        return reply | {"topics": {"orders": TOPIC_ID}, "retry": retry}
 
     def disk(self) -> None:
         """Do all the store's work, without waiting for more of it."""
@@ -66,7 +68,8 @@ class StoredMember(ScriptedMember):
         entries = self.args_of("consumer.stored")["entries"]
         fences = fences or (0,) * len(entries)
         words = verdicts or ("kept",) * len(entries)
-        self.answer("consumer.stored", verdicts=words, fences=fences, **more)
+        reply: dict[str, Any] = {"orders": [], "more": False} | more
+        self.answer("consumer.stored", verdicts=words, fences=fences, **reply)
         return [(entry[3], entry[4], entry[5]) for entry in entries]
 
     def wait(self, seconds: float) -> None:

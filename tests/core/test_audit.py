@@ -13,9 +13,7 @@ from txmq.core import audit, machine
 from txmq.core.audit import Audited, AuditEntry
 from txmq.core.consumers.commands import AbandonLetters, PauseGroup, ReplayLetters, ResetPosition
 from txmq.core.events.audit import OperatorActed
-from txmq.core.events.base import Booted
 from txmq.core.events.outcome import Outcome, Rejected
-from txmq.core.events.topics import TopicCreated
 from txmq.core.topics.topics import AlterTopic, CreateTopic, DeleteTopic, GrowTopic
 from txmq.errors import BadRequest
 from txmq.model.decider import ByBroker
@@ -159,16 +157,3 @@ def test_nobody_else_changes_or_writes_what_is_the_brokers(
     assert isinstance(world.send(name, "forged"), Rejected)
     assert isinstance(world.store(b"t" * 16, [(name, 0, None, "forged")], ByBroker()), Rejected)
     assert len(entries(world)) == 1
-
-
-def test_a_topic_of_an_older_version_that_has_the_name_goes_on_as_the_audit_topic() -> None:
-    world = ConsumersWorld(t=1)
-    world.record(TopicCreated(2, AUDIT, 3))
-    world.record(Booted(1, "broker"))
-    for event in audit.topic_events(world.state):
-        world.record(event)
-    assert audit.topic_events(world.state) == ()
-    world.join("a")
-    world.do(acted(PauseGroup("g", paused=True)))
-    assert world.state.topics[AUDIT].end_offsets == [1, 0, 0]
-    assert world.do(CreateTopic("new", 1)).topic_id == 3

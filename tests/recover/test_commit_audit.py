@@ -88,7 +88,7 @@ class Noted:
 
 
 def row(xid: int) -> dict[str, Any]:
-    other = ["postgres", 78, 5, "elsewhere", "o", gid(xid), xid]
+    other = ["postgres", 78, 5, "elsewhere", "o", gid(xid), xid, 1, 1]
     return {
         "token": "t",
         "participants": [

@@ -130,6 +130,8 @@ class RecoveryWorld:
                 owner=parse_dsn(dsn)["user"],
                 gid=gid,
                 xid=None,
+                timeline=1,
+                position=1,
             )
             for name, dsn in self.dsns.items()
             for gid in (self.gid(token, name),)

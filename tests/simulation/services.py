@@ -23,7 +23,7 @@ from txmq.wire.bundle import (
 )
 from txmq.wire.data_requests import Opcode
 
-POSTGRES = ByPostgres(1, 1, 5, None)
+POSTGRES = ByPostgres(1, 1, 5, None, 1)
 
 
 class Service(Actor):

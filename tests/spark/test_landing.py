@@ -120,7 +120,7 @@ def test_a_checkpoint_with_as_many_batches_is_another_one(
     exchanged = ("--path", path, "--checkpoint", other / "_checkpoint")
     assert run_land(*exchanged) == 1
     assert "was not landed with the checkpoint" in capsys.readouterr().err
-    # As an earlier version has left it.
+    # Without ids, both belong together from now on.
     for place in (path, path / "_checkpoint"):
         (place / "_txmq_landing").unlink()
     assert run_land("--path", path) == 0

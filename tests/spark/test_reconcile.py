@@ -573,7 +573,11 @@ def tokens_without_their_messages(shop: ReconciledShop) -> tuple[UUID, UUID]:
     with closing(connect(shop.dsn, application_name="tests")) as connection:
         server = read_server(connection).identity
     hour = 3_600_000_000
-    store(shop, waiting, BundleDescription(ByPostgres(*server, xid=None), check_after=hour))
+    store(
+        shop,
+        waiting,
+        BundleDescription(ByPostgres(*server, xid=None, position=1), check_after=hour),
+    )
     with shop.client.transaction() as tx:
         tx.send("other", b"x")
     logs = dict.fromkeys((lost, waiting, tx.token), log_id) | {elsewhere: str(new_token())}

@@ -104,12 +104,6 @@ def test_the_memory_is_bounded_where_each_letter_has_an_error_of_its_own() -> No
     assert judged(memory, "new-error", letter(many, "f0")) == [many]
 
 
-def test_the_memory_of_older_checkpoints_is_known() -> None:
-    memory = GroupMemory("g", '{"seen": {"a": 9}, "windows": {"0": 2}}')
-    assert judged(memory, "flood", letter(9)) == [9]
-    assert judged(memory, "flood", letter(9)) == []
-
-
 def kinds(told: list[Alert]) -> list[str]:
     return [one.kind for one in told]
 

@@ -6,7 +6,6 @@ The real one's use of the kernel is tested at the end.
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 import stat
 from collections.abc import Callable
@@ -221,19 +220,6 @@ def test_a_holder_finds_out_that_another_process_has_replaced_its_file(tmp_path:
     again = fs.lock(str(path))
     again.require_held()
     assert path.read_text() == f"{os.getpid()}\n", "each holder has a file of its own"
-
-
-def test_a_process_that_locks_only_the_file_is_respected(tmp_path: Path) -> None:
-    """As versions before 0.1.0 did."""
-    path = tmp_path / "lock"
-    with path.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        with pytest.raises(DirectoryInUse):
-            RealFileSystem().lock(str(path))
-    lock = RealFileSystem().lock(str(path))
-    with path.open("r+") as file, pytest.raises(BlockingIOError):
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    lock.release()
 
 
 def test_files_and_directories_are_the_owners_alone(tmp_path: Path) -> None:

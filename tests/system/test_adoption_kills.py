@@ -50,7 +50,7 @@ def keep_all(connection: Peer) -> None:
     assert received(connection, "m").total() == MESSAGES
     topic_id = connection.call("topic.describe", names=["t"])["topics"][0]["topic_id"]
     generation = connection.call("group.show", group="g")["generation"]
-    entries = [["t", topic_id, 0, offset, "stored", 1, 0, None] for offset in range(MESSAGES)]
+    entries = [["t", topic_id, 0, offset, "stored", 1, 0, None, 0, 0] for offset in range(MESSAGES)]
     reply = connection.call(
         "consumer.stored", group="g", member="m", generation=generation, store=STORE,
         entries=entries,

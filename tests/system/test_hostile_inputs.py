@@ -261,10 +261,9 @@ def test_hostile_23_a_request_before_the_greeting(attacked: AttackedBroker, opco
     ends(attacked.connect(), encode_frame(opcode, 1, SECRET))
 
 
-@pytest.mark.parametrize("field", ["client", "service", "instance", "process", "features"])
+@pytest.mark.parametrize("field", ["client", "service", "instance", "process"])
 def test_hostile_78_a_greeting_that_forges_a_line(attacked: AttackedBroker, field: str) -> None:
-    value: object = [FORGED] if field == "features" else FORGED
-    fields = {"versions": [1, 1], "client": "c", "service": "s", field: value}
+    fields = {"versions": [1, 1], "client": "c", "service": "s", field: FORGED}
     ends(attacked.connect(), encode_frame(Opcode.HELLO, 1, dump(fields)))
 
 
@@ -429,7 +428,7 @@ def test_hostile_56_a_transaction_s_name_that_is_none(
 
 def test_hostile_57_a_database_that_nobody_configured(attacked: AttackedBroker) -> None:
     stranger = attacked.greeted()
-    forged = half(new_token().bytes, decider=ByPostgres(2**63 - 1, 1, 5, 7))
+    forged = half(new_token().bytes, decider=ByPostgres(2**63 - 1, 1, 5, 7, 1))
     assert refusal(stranger.ask(Opcode.GROUP, forged)) == "NoResolver"
 
 

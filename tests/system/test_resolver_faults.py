@@ -58,7 +58,7 @@ def shown(url: str, token: str) -> Any:
 def absent_half(url: str, dsn: str) -> str:
     """Store a half message whose transaction has vanished."""
     with peer(url) as shop:
-        decider = ByPostgres(*identity_of(dsn), xid=None)
+        decider = ByPostgres(*identity_of(dsn), xid=None, position=1)
         return shop.half("orders", b"absent", decider, check_after_us=SOON_US)
 
 
@@ -71,7 +71,7 @@ def test_a_database_that_is_back_decides_long_before_the_next_check_is_due(
 ) -> None:
     with broker(tmp_path, DAY_S, shop=crashable_database) as url:
         with peer(url) as shop:
-            decider = ByPostgres(*identity_of(crashable_database), xid=None)
+            decider = ByPostgres(*identity_of(crashable_database), xid=None, position=1)
             crashable_postgres.kill_server()
             try:
                 token = shop.half("orders", b"absent", decider, check_after_us=SOON_US)
@@ -97,7 +97,7 @@ def test_sessions_over_rows_hold_up_no_other_tokens_and_databases_and_are_named(
         with peer(url) as shop:
             token = new_token()
             insert_token(writer, token, [shop.log_id])
-            decider = ByPostgres(*identity_of(database), xid=None)
+            decider = ByPostgres(*identity_of(database), xid=None, position=1)
             held = shop.half("orders", b"held", decider, token, check_after_us=SOON_US)
         for dsn in (database, other_dsn):
             wait_for_rollback(url, absent_half(url, dsn))
@@ -127,7 +127,7 @@ def test_a_backend_that_stands_still_with_its_token_is_ended_if_the_settings_say
         with peer(url) as shop:
             token = new_token()
             insert_token(writer, token, [shop.log_id])
-            decider = ByPostgres(*identity_of(database), xid=None)
+            decider = ByPostgres(*identity_of(database), xid=None, position=1)
             half = shop.half("orders", b"", decider, token, check_after_us=SOON_US)
         wait_for_rollback(url, half)
         with pytest.raises(psycopg2.OperationalError):
@@ -154,7 +154,7 @@ def test_an_operator_s_rollback_fences_the_transaction_that_is_open(
         cursor.execute("CREATE TABLE orders (n int)")
         tokens = [new_token() for _ in range(2)]
         with peer(url) as shop:
-            decider = ByPostgres(*identity_of(database), xid=None)
+            decider = ByPostgres(*identity_of(database), xid=None, position=1)
             early, late = (shop.half("orders", b"m", decider, token) for token in tokens)
             log_id = shop.log_id
         assert rolled_back_by_hand(url, early) == (0, "")
@@ -176,7 +176,7 @@ def test_a_rollback_by_force_is_compared_when_the_database_is_back(
     token = new_token()
     with broker(tmp_path, DAY_S, shop=crashable_database) as url, txmq.connect(url) as client:
         with peer(url) as shop, closing(producer(crashable_database)) as writer:
-            decider = ByPostgres(*identity_of(crashable_database), xid=None)
+            decider = ByPostgres(*identity_of(crashable_database), xid=None, position=1)
             half = shop.half("orders", b"m", decider, token)
             with writer.cursor() as cursor:
                 cursor.execute("CREATE TABLE orders (n int)")

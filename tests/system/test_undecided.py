@@ -28,7 +28,7 @@ def test_transactions_left_undecided_by_a_crash_end_as_their_rows_say(
     broker = RealBroker(tmp_path / "broker", [database])
     with txmq.connect(broker.url) as client, closing(psycopg2.connect(database)) as connection:
         client.call("topic.create", name="bench", partitions=4)
-        decider = ByPostgres(*read_server(connection).identity, xid=None)
+        decider = ByPostgres(*read_server(connection).identity, xid=None, position=1)
         with connection.cursor() as cursor:
             cursor.execute(ROWS, ([str(token) for token in tokens[::2]], str(client.log_id)))
         connection.commit()

@@ -29,7 +29,7 @@ from txmq.wire.decider import parse_decider
 TOKEN = bytes(range(16))
 DIGEST = b"\x01" * 32
 BATCH = encode_columns([b"body"], ["key"], producer_id=TOKEN, epoch=0, sequence=0, born_at=0)
-POSTGRES = ByPostgres(7_000_000_000_000_000_001, 1, 16_384, 742)
+POSTGRES = ByPostgres(7_000_000_000_000_000_001, 1, 16_384, 742, 1)
 PART = BundlePart(
     TOKEN,
     0,
@@ -258,13 +258,11 @@ def test_every_form_of_a_decider_is_known(decider: Decider) -> None:
     assert parse_decider(tuple(decider)) == decider
 
 
-def test_a_decider_without_a_position_keeps_the_form_of_older_clients() -> None:
-    assert tuple(ByPostgres(1, 2, 3, None)) == ("postgres", 1, 2, 3, None)
-    assert read_decider(("postgres", 1, 2, 3, 742)).position is None  # type: ignore[union-attr]
+def test_a_decider_is_read_and_copied_as_it_was() -> None:
     named = ByPostgres(1, 2, 3, None, 1 << 40)
+    assert tuple(named) == ("postgres", 1, 2, 3, None, 1 << 40)
     assert (read_decider(tuple(named)), named.position) == (named, 1 << 40)
     assert pickle.loads(pickle.dumps(named)) == named  # our own
-    assert repr(named) == f"ByPostgres(1, 2, 3, None, {1 << 40})"
 
 
 def test_the_position_is_checked_though_the_rest_of_the_head_is_known() -> None:
@@ -285,23 +283,24 @@ def head_with(decider: tuple[object, ...], size: int) -> tuple[object, ...]:
 
 @pytest.mark.parametrize("xid", [-1, 0, 1, 2, 1 << 64, "742", "0x2e7", "zz", 7.0, True, b"742"])
 def test_an_xid_is_one_that_postgres_gives_to_a_transaction(xid: object) -> None:
-    assert parse_decider(("postgres", 1, 1, 1, 742)) == ByPostgres(1, 1, 1, 742)
-    assert parse_decider(("postgres", 1, 1, 1, xid)) is None
+    assert parse_decider(("postgres", 1, 1, 1, 742, 1)) == ByPostgres(1, 1, 1, 742, 1)
+    assert parse_decider(("postgres", 1, 1, 1, xid, 1)) is None
 
 
 @pytest.mark.parametrize(
     "decider",
     [
-        ("postgres", 0, 1, 1, None),
-        ("postgres", 1 << 64, 1, 1, None),
-        ("postgres", 1, 0, 1, None),
-        ("postgres", 1, 1, 1 << 32, None),
-        ("postgres", 1, 1, 1),
+        ("postgres", 0, 1, 1, None, 1),
+        ("postgres", 1 << 64, 1, 1, None, 1),
+        ("postgres", 1, 0, 1, None, 1),
+        ("postgres", 1, 1, 1 << 32, None, 1),
+        ("postgres", 1, 1, 1, 1),
+        ("postgres", 1, 1, 1, None),
         ("postgres", 1, 1, 1, None, 0),
         ("postgres", 1, 1, 1, None, None),
         ("postgres", 1, 1, 1, None, 1 << 64),
         ("postgres", 1, 1, 1, None, 7, 7),
-        ("postgres", "dsn", 1, 1, None),
+        ("postgres", "dsn", 1, 1, None, 1),
         ("checker", ""),
         ("checker", b"billing"),
         ("home", TOKEN),

@@ -128,10 +128,9 @@ def test_requests_have_the_bytes_of_the_format() -> None:
     send = struct.pack("<HHI", 0, 2, 3) + b"\x06ordersBATCH"
     assert pack_send(h.Send("orders", 3, 2, b"BATCH")) == send
     fetch = struct.pack("<IIII", 1, 2, 3, 4) + b"\x01g\x01m"
-    assert h.pack_fetch(h.Fetch(1, 2, 3, 4, "g", "m")) == fetch
-    assert h.pack_fetch(h.Fetch(1, 2, 3, 4, "g", "m", 5)) == fetch + struct.pack("<Q", 5)
-    without = fetch + struct.pack("<QIH", 0, 6, 2) + b"\x01a\x01b"
-    assert h.pack_fetch(h.Fetch(1, 2, 3, 4, "g", "m", 0, 6, ("a", "b"))) == without
+    assert h.pack_fetch(h.Fetch(1, 2, 3, 4, "g", "m")) == fetch + bytes(14)
+    chosen = fetch + struct.pack("<QIH", 5, 6, 2) + b"\x01a\x01b"
+    assert h.pack_fetch(h.Fetch(1, 2, 3, 4, "g", "m", 5, 6, ("a", "b"))) == chosen
     ack = struct.pack("<I", 9) + b"\x01g\x01m" + struct.pack("<I", 2)
     ack += (
         struct.pack("<HHIqq", 0, 0, 4, 5, 6)
@@ -246,7 +245,7 @@ def test_the_name_of_a_decider_must_be_printable(by: bytes) -> None:
 @pytest.mark.parametrize("offset", [-1, -(1 << 63)])
 def test_offsets_to_read_from_are_not_negative(offset: int) -> None:
     with pytest.raises(RemoteProtocolError, match="offset"):
-        h.unpack_read(struct.pack("<IqII", 0, offset, 0, 0) + b"\x01t")
+        h.unpack_read(struct.pack("<IqII", 0, offset, 0, 0) + b"\x01t" + bytes(8))
 
 
 @pytest.mark.parametrize(("offset", "stored_at", "duplicate"), [(-2, 0, 0), (0, -1, 0), (0, 0, 2)])

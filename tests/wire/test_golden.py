@@ -14,7 +14,6 @@ from txmq.errors import UnknownTopic
 from txmq.model import limits
 from txmq.model.bundle import BundleReceipt, BundleState, DecideReceipt
 from txmq.model.decider import (
-    BranchPosition,
     BrokerBranch,
     ByForeign,
     ByHome,
@@ -65,34 +64,21 @@ def batch_of(messages: list[Message]) -> bytes:
 
 PLAIN = batch_of([Message(b"one"), Message(b"two")])
 SEND = h.Send("orders", 3, 2, PLAIN)
-DECIDER = ByPostgres(7_000_000_000_000_000_001, 2, 16_384, 742)
+DECIDER = ByPostgres(7_000_000_000_000_000_001, 2, 16_384, 742, 0x1_0152_2150)
 PART = BundlePart(
     *(TOKEN, 0, 7, False, False, bytes(32)),
     BundleDescription(DECIDER, "orders", (("ack", "billing", "orders", 3, 0, 5),), 6_000_000),
     (PartBatch("orders", 3, 2, PLAIN), PartBatch("audit", 0, 1, PLAIN)),
 )
-POSITIONED = PART._replace(
-    description=BundleDescription(
-        ByPostgres(7_000_000_000_000_000_001, 2, 16_384, None, 0x1_0152_2150), "orders"
-    )
-)
-POSITIONED_BRANCH = PART._replace(
-    description=BundleDescription(
-        ByHome(b"l" * 16, TOKEN),
-        "orders",
-        participants=(
-            PostgresBranch(
-                *(7_000_000_000_000_000_001, 16_384, "shop", "orders", "1954049393_b25l_MQ=="),
-                *(742, BranchPosition(2, 0x1_0152_2150)),
-            ),
-        ),
-    )
-)
 BRANCHES = (
     PostgresBranch(
-        7_000_000_000_000_000_001, 16_384, "shop", "orders", "1954049393_b25l_MQ==", None
+        *(7_000_000_000_000_000_001, 16_384, "shop", "orders", "1954049393_b25l_MQ==", None),
+        *(2, 0x1_0152_2150),
     ),
-    PostgresBranch(7_000_000_000_000_000_002, 5, "stock", "stock", "1954049393_b25l_Mg==", 742),
+    PostgresBranch(
+        *(7_000_000_000_000_000_002, 5, "stock", "stock", "1954049393_b25l_Mg==", 742),
+        *(1, 1),
+    ),
     BrokerBranch(bytes(range(16))),
 )
 HOME = BundlePart(
@@ -121,6 +107,10 @@ LAST = BundlePart(
 CHUNK = Chunk("orders", 3, 100, BORN, 4_096, 2, REDELIVERY, 9, 1, 1, PLAIN)
 REFUSED = error_reply(UnknownTopic("there is no topic x", hint="create it", detail={"topic": "x"}))
 
+CHOOSY = h.Fetch(
+    5, 20_000, 1 << 20, 500, "billing@b-1", "b-1", 1 << 17, 1_000, ("orders", "refunds")
+)
+
 CONVERSATION = [
     (
         Opcode.HELLO,
@@ -136,7 +126,7 @@ CONVERSATION = [
     (Opcode.GROUP, 0, pack_bundle_receipt(BundleReceipt(BundleState.UNDECIDED, 4_096))),
     (Opcode.DECIDE, 0, h.pack_decide(h.Decide(COMMIT, TOKEN, 7, "orders"))),
     (Opcode.DECIDE, 0, h.pack_decide_receipt(DecideReceipt(BundleState.PUBLISHED, repeated=True))),
-    (Opcode.FETCH, 0, h.pack_fetch(h.Fetch(5, 20_000, 1 << 20, 500, "billing@b-1", "b-1"))),
+    (Opcode.FETCH, 0, h.pack_fetch(CHOOSY)),
     (Opcode.FETCH, 0, b"".join(pack_chunks([CHUNK, CHUNK], generation=5))),
     (
         Opcode.ACK,
@@ -150,13 +140,11 @@ CONVERSATION = [
             )
         ),
     ),
-    (Opcode.READ, 0, h.pack_read(h.Read(3, 100, 1_000, 1 << 20, "orders"))),
+    (Opcode.READ, 0, h.pack_read(h.Read(3, 100, 1_000, 1 << 20, "orders", 7))),
     (Opcode.HELLO, 0, INSTANCE.encode()),
     (Opcode.GROUP, 0, b"".join(pack_part(HOME))),
     (Opcode.GROUP, 0, b"".join(pack_part(ONE_PHASE))),
 ]
-
-CHOOSY = h.Fetch(5, 20_000, 1 << 20, 500, "billing", "b-1", 1 << 17, 1_000, ("orders", "refunds"))
 
 
 def written(name: str) -> bytes:
@@ -200,25 +188,6 @@ def test_frames_are_written_as_ever() -> None:
     assert b"".join(stream) == written("frame-v1.bin")
 
 
-def test_a_fetch_with_all_its_fields_is_written_and_read_as_ever() -> None:
-    assert h.pack_fetch(CHOOSY) == written("fetch-v1.bin")
-    assert h.unpack_fetch(written("fetch-v1.bin")) == CHOOSY
-
-
-@pytest.mark.parametrize(
-    ("name", "part"),
-    [
-        ("bundle-v1-position.bin", POSITIONED),
-        ("bundle-v1-branch-position.bin", POSITIONED_BRANCH),
-    ],
-)
-def test_a_bundle_with_a_log_position_is_written_and_read_as_ever(
-    name: str, part: BundlePart
-) -> None:
-    assert b"".join(pack_part(part)) == written(name)
-    assert unpack_part(written(name)) == part
-
-
 def test_frames_of_version_1_are_read() -> None:
     frames = FrameDecoder(limits.FRAME).feed(written("frame-v1.bin"))
     expected = [
@@ -237,7 +206,7 @@ def test_frames_of_version_1_are_read() -> None:
     assert h.unpack_decide_receipt(payloads[9]) == DecideReceipt(
         BundleState.PUBLISHED, repeated=True
     )
-    assert h.unpack_fetch(payloads[10]) == h.Fetch(5, 20_000, 1 << 20, 500, "billing@b-1", "b-1")
+    assert h.unpack_fetch(payloads[10]) == CHOOSY
     assert unpack_chunks(payloads[11]) == Chunks(5, -1, (CHUNK, CHUNK))
     assert h.unpack_ack(payloads[12]).ranges == (
         h.AckedRange("orders", 3, 100, 102),
@@ -245,4 +214,4 @@ def test_frames_of_version_1_are_read() -> None:
     )
     assert Hello.parse(frames[14]) == INSTANCE
     assert [unpack_part(payloads[15]), unpack_part(payloads[16])] == [HOME, ONE_PHASE]
-    assert h.unpack_read(payloads[13]) == h.Read(3, 100, 1_000, 1 << 20, "orders")
+    assert h.unpack_read(payloads[13]) == h.Read(3, 100, 1_000, 1 << 20, "orders", 7)

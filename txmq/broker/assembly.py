@@ -59,7 +59,6 @@ from txmq.core.state import restores
 from txmq.model import limits
 from txmq.model.units import SECOND
 from txmq.tx.checkback import CheckSchedule
-from txmq.wire.batched import FEATURE, OWN_CHECKS, POSITIONS, SENDS, SKIPS
 from txmq.wire.hello import BrokerLimits, Welcome
 
 if TYPE_CHECKING:
@@ -284,7 +283,6 @@ class Assembly:
         name, incarnation = self._settings.broker.name, restores.incarnation(state)
         return Welcome(
             version=version,
-            features=(FEATURE, SENDS, POSITIONS, OWN_CHECKS, SKIPS),
             broker=name,
             log_id=store.log_id,
             boot_epoch=state.boot_epoch,

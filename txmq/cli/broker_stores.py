@@ -131,6 +131,6 @@ def _export_line(row: dict[str, Any]) -> dict[str, Any]:
         "headers": row["headers"],
         "born_at": row["born_at"],
         "stored_at": row["stored_at"],
-        "epoch": row.get("epoch", 0),  # 0 = not known, of an older broker
+        "epoch": row["epoch"],
         "body": row["body"],
     }

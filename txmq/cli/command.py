@@ -16,7 +16,6 @@ import typer
 
 from txmq.cli.options import DEFAULT_BROKER, AsJson, BrokerUrl
 from txmq.cli.output import Output
-from txmq.errors import BadRequest
 from txmq.model.message import Receipt
 
 if TYPE_CHECKING:
@@ -76,10 +75,7 @@ class CommandSession:
 
     def read_pages(self, call: str, field: str, **args: object) -> dict[str, Any]:
         """Return the reply to a call, with the list `field` of all pages."""
-        try:
-            shown = dict(self.client.call(call, limit=PAGE, **args))
-        except BadRequest:  # a broker of an older version lists everything at once
-            shown = dict(self.client.call(call, **args))
+        shown = dict(self.client.call(call, limit=PAGE, **args))
         following = shown.pop("next", None)
         while following is not None:
             page = self.client.call(call, limit=PAGE, after=following, **args)

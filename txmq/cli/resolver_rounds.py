@@ -91,9 +91,7 @@ class ResolverRounds:
             (system_id, database_oid): UUID(token)
             for system_id, database_oid, token in reply["databases"]
         }
-        times = None  # brokers of older versions do not tell theirs
-        if "now" in reply:
-            times = CallerTime(reply["now"] // MILLISECOND, reply["certain"] // MILLISECOND)
+        times = CallerTime(reply["now"] // MILLISECOND, reply["certain"] // MILLISECOND)
 
         def oldest(found: ServerIdentity) -> UUID | None:
             return tokens.get((found.system_id, found.database_oid))

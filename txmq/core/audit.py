@@ -66,14 +66,12 @@ class Audited(NamedTuple):
 def topic_events(state: State) -> tuple[Event, ...]:
     """Return the events that make the audit topic, if there is none."""
     topic = state.topics.get(AUDIT)
-    if topic is None:
-        return (
-            TopicCreated(AUDIT_TOPIC_ID, AUDIT, 1),
-            TopicAltered(AUDIT_TOPIC_ID, SETTINGS),
-        )
-    if topic.settings.writable:  # a topic of an older version had the name by chance
-        return (TopicAltered(topic.topic_id, SETTINGS),)
-    return ()
+    if topic is not None:
+        return ()
+    return (
+        TopicCreated(AUDIT_TOPIC_ID, AUDIT, partitions=1, epoch=1),
+        TopicAltered(AUDIT_TOPIC_ID, SETTINGS),
+    )
 
 
 def decide_audited(

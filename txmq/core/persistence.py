@@ -9,8 +9,7 @@ from collections import deque
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from txmq.core import upgrades
-from txmq.core.state import failed_messages, passed_letters
+from txmq.core.state import passed_letters
 from txmq.core.state.state import (
     MAX_RECEIPTS,
     ProducerState,
@@ -21,26 +20,24 @@ from txmq.core.state.state import (
     VisibilityBarrier,
 )
 from txmq.core.transactions import indexes
-from txmq.core.upgrades import BROKER_ROW
 from txmq.model.topic_partition import TopicPartition
 from txmq.store import tables as t
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+BROKER_ROW = b"broker"
 UPKEEP_ROW = b"upkeep"
 RESTORES_ROW = b"restores"
 LOST_SPANS_ROW = b"lost_spans"
 TOPIC_KEY = t.TICKET_KEY
-FIRST_OPTIONAL_FIELD = 4  # of a topic's row: rows written before these fields end there
-OPTIONAL_DEFAULTS: tuple[Any, ...] = ((), (), (), (), 0, ())
 
 
 def save(state: State) -> None:
     """Write the rows of what has changed since the last call."""
     for topic_id in state.dirty_topics:
         topic = state.topics_by_id[topic_id]
-        row: tuple[Any, ...] = (
+        row = (
             topic.name,
             topic.epoch,
             topic.deleted,
@@ -50,9 +47,8 @@ def save(state: State) -> None:
             tuple(topic.start_offsets),
             tuple(topic.partition_bytes),
             topic.made_at,
+            tuple(topic.ends_at_restore),
         )
-        if topic.ends_at_restore:
-            row = (*row, tuple(topic.ends_at_restore))
         state.tables[t.TOPICS].put(TOPIC_KEY.pack(topic_id), row)
     state.dirty_topics.clear()
     for name in state.dirty_producers:
@@ -72,7 +68,6 @@ def save(state: State) -> None:
             state.doubted,
         ),
     )
-    upgrades.mark(state.tables)
     if state.lost_spans:
         state.tables[t.META].put(LOST_SPANS_ROW, state.lost_spans)
     if state.restores:
@@ -87,31 +82,31 @@ def _save_producer(state: State, name: bytes) -> None:
     if producer is None:
         state.tables[t.PRODUCERS].delete(name)
         return
-    row: tuple[object, ...] = (
+    row = (
         producer.epoch,
         producer.last,
         producer.seen_at,
         tuple(producer.receipts),
+        producer.owner,
     )
-    if producer.owner:
-        row = (*row, producer.owner)
     state.tables[t.PRODUCERS].put(name, row)
 
 
 def load(tables: t.Tables) -> State:
-    """Return the state that the tables hold. Those of an older version are upgraded."""
-    for _step in upgrades.upgrade(tables):
-        pass
+    """Return the state that the tables hold."""
     state = State(tables)
     broker = tables[t.META].get(BROKER_ROW)
     if broker is None:
         return state
     state.boot_epoch, state.next_topic_id, state.stored_at, state.delayed_count = broker
-    upkeep = tables[t.META].get(UPKEEP_ROW)
-    if upkeep is not None:
-        state.expired_to, state.last_forgotten_epoch, *later = upkeep
-        # rows of older versions end before the last field
-        state.lost_log_end, state.lost_before_time, state.doubted = (*later, 0)[:3]
+    upkeep: Any = tables[t.META].get(UPKEEP_ROW)
+    (
+        state.expired_to,
+        state.last_forgotten_epoch,
+        state.lost_log_end,
+        state.lost_before_time,
+        state.doubted,
+    ) = upkeep
     lost: Any = tables[t.META].get(LOST_SPANS_ROW)
     state.lost_spans = tuple((first, end) for first, end in lost or ())
     restored: Any = tables[t.META].get(RESTORES_ROW)
@@ -125,9 +120,9 @@ def load(tables: t.Tables) -> State:
             state.partitions += topic.counted_partitions
             state.schema_characters += len(topic.settings.schema)
     for name, row in _rows(tables, t.PRODUCERS):
-        receipts = deque((tuple(receipt) for receipt in row[3]), maxlen=MAX_RECEIPTS)
-        owner = row[4] if len(row) > 4 else ""
-        state.producers[name] = ProducerState(row[0], row[1], row[2], owner, receipts)
+        epoch, last, seen_at, stored, owner = row
+        receipts = deque((tuple(receipt) for receipt in stored), maxlen=MAX_RECEIPTS)
+        state.producers[name] = ProducerState(epoch, last, seen_at, owner, receipts)
     for key, _row in _rows(tables, t.HOLDS):
         topic_id, partition, _key_hash, _ticket = t.HOLD_KEY.unpack(key)
         state.held_keys[TopicPartition(topic_id, partition)] += 1
@@ -142,7 +137,6 @@ def load(tables: t.Tables) -> State:
     state.plans.load(tables)
     state.users.load(tables)
     state.trials.load(tables)
-    failed_messages.count_exported(state)
     passed_letters.load_queues(state)
     return state
 
@@ -158,21 +152,17 @@ def _settings(row: tuple[Any, ...]) -> TopicSettings:
 
 def topic_from_row(topic_id: int, row: Any) -> Topic:  # noqa: ANN401  # rows are untyped
     """Return the topic of a row of table `topics`."""
-    optional: tuple[Any, ...] = row[FIRST_OPTIONAL_FIELD:]
-    ends_at_growth, settings, firsts, sizes, made_at, ends_at_restore = (
-        *optional,
-        *OPTIONAL_DEFAULTS[len(optional) :],
-    )
+    name, epoch, deleted, ends, ends_at_growth, settings, firsts, sizes, made_at, restores = row
     topic = Topic(
         topic_id,
-        row[0],
-        list(row[3]),
-        row[1],
-        deleted=row[2],
-        ends_at_growth=[tuple(ends) for ends in ends_at_growth],
+        name,
+        list(ends),
+        epoch,
+        deleted=deleted,
+        ends_at_growth=[tuple(grown) for grown in ends_at_growth],
         settings=_settings(settings),
         made_at=made_at,
-        ends_at_restore=[(epoch, tuple(ends)) for epoch, ends in ends_at_restore],
+        ends_at_restore=[(restored, tuple(lost)) for restored, lost in restores],
     )
     for numbers, stored in ((topic.start_offsets, firsts), (topic.partition_bytes, sizes)):
         numbers[: len(stored)] = stored

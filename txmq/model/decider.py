@@ -7,7 +7,7 @@ rows (docs/FORMATS.md 2.1, 4.2). Code matches their classes and never indexes th
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self, cast
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -29,6 +29,7 @@ class _Postgres(NamedTuple):
     timeline: int
     database_oid: int
     xid: int | None
+    position: int
 
 
 class DatabaseId(NamedTuple):
@@ -42,36 +43,15 @@ class ByPostgres(KindTuple, _Postgres):
     """Decided by the token's row in a PostgreSQL database.
 
     `xid` is the database transaction that writes the row, if it is known. `position` is
-    one that the server's write-ahead log had reached on `timeline` before. Without it
-    the tuple has five elements, as older clients sent it.
+    one that the server's write-ahead log had reached on `timeline` before.
     """
 
     __slots__ = ()
 
     def __new__(
-        cls,
-        system_id: int,
-        timeline: int,
-        database_oid: int,
-        xid: int | None,
-        position: int | None = None,
+        cls, system_id: int, timeline: int, database_oid: int, xid: int | None, position: int
     ) -> Self:
-        fields = ("postgres", system_id, timeline, database_oid, xid)
-        return tuple.__new__(cls, fields if position is None else (*fields, position))
-
-    @classmethod
-    def _make(cls, iterable: Iterable[Any]) -> Self:  # type: ignore[override]  # of any length
-        _kind, *fields = iterable
-        return cls(*fields)
-
-    def __repr__(self) -> str:
-        return f"ByPostgres{self[1:]}"
-
-    @property
-    def position(self) -> int | None:
-        """The position in the write-ahead log; None where the client sent none."""
-        fields: tuple[object, ...] = self
-        return cast(int, fields[5]) if len(fields) > 5 else None
+        return super().__new__(cls, "postgres", system_id, timeline, database_oid, xid, position)
 
     @property
     def database(self) -> DatabaseId:
@@ -186,6 +166,8 @@ class _PostgresBranch(NamedTuple):
     owner: str
     gid: str
     xid: int | None
+    timeline: int
+    position: int
 
 
 class BranchPosition(NamedTuple):
@@ -198,11 +180,7 @@ class BranchPosition(NamedTuple):
 
 
 class PostgresBranch(KindTuple, _PostgresBranch):
-    """A prepared transaction `gid` in a PostgreSQL database.
-
-    Without `at` the tuple has seven elements, as older clients sent it, else the two of
-    `at` as well.
-    """
+    """A prepared transaction `gid` in a PostgreSQL database."""
 
     __slots__ = ()
 
@@ -214,28 +192,26 @@ class PostgresBranch(KindTuple, _PostgresBranch):
         owner: str,
         gid: str,
         xid: int | None,
-        at: BranchPosition | None = None,
+        timeline: int,
+        position: int,
     ) -> Self:
-        fields = ("postgres", system_id, database_oid, database, owner, gid, xid)
-        return tuple.__new__(cls, (*fields, *(at or ())))
-
-    @classmethod
-    def _make(cls, iterable: Iterable[Any]) -> Self:  # type: ignore[override]  # of any length
-        _kind, *fields = iterable
-        at = BranchPosition(*fields[6:]) if fields[6:] else None
-        return cls(*[*fields[:6], at])
-
-    def __repr__(self) -> str:
-        return f"PostgresBranch{self[1:]}"
-
-    def __getnewargs__(self) -> tuple[object, ...]:
-        return (*self[1:7], self.at)
+        return super().__new__(
+            cls,
+            "postgres",
+            system_id,
+            database_oid,
+            database,
+            owner,
+            gid,
+            xid,
+            timeline,
+            position,
+        )
 
     @property
-    def at(self) -> BranchPosition | None:
-        """The position before PREPARE; None where the client sent none."""
-        fields: tuple[Any, ...] = self
-        return BranchPosition(*fields[7:]) if len(fields) > 7 else None
+    def at(self) -> BranchPosition:
+        """The position before PREPARE."""
+        return BranchPosition(self.timeline, self.position)
 
 
 class _BrokerBranch(NamedTuple):

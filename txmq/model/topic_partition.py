@@ -16,5 +16,7 @@ class TopicPartition(NamedTuple):
     partition: int
 
 
+FIRST_EPOCH = 1  # of a group in a partition, until a reset or a restore begins another
+
 PartitionName = tuple[str, int]
 """A partition as clients name it: the topic's name, and the number of the partition."""

@@ -49,7 +49,7 @@ class CommittedBranch(NamedTuple):
     branch: XaBranch
     gid: str
     xid: int
-    at: BranchPosition | None = None
+    at: BranchPosition
 
 
 @dataclass(slots=True)
@@ -204,7 +204,7 @@ class CommitAudit:
                     else self._branches.record_mixed(key, one.branch, KnownOutcome.COMMITTED)
                 )
             else:
-                if one.at is not None and one.at.timeline < database.timeline:
+                if one.at.timeline < database.timeline:
                     self._kept.add(database.name)
                 if status == "in progress":
                     pending.append(one)

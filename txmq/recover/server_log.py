@@ -40,7 +40,7 @@ class ServerLog(NamedTuple):
     history: TimelineHistory | None = None
 
     def trace(self, at: BranchPosition | None) -> BranchTrace:
-        """Return what the log has of a branch; older clients sent no position."""
+        """Return what the log has of a branch; None = its position is not known."""
         own = self.server.identity.timeline
         if at is None:
             return BranchTrace()

@@ -403,23 +403,22 @@ def _make_directories(path: str) -> None:
 
 
 def _replace_locked(path: str, directory: int) -> int:
-    """Lock the directory, and the file against older versions, which lock only that;
-    then put another one in its place. Return the new one, open and locked.
+    """Lock the directory, and put another file in place of the last holder's. Return
+    the new one, open and locked.
     """
     if not _flock(directory):
         raise _in_use(path, "in use by")
-    old = os.open(path, _OPEN | os.O_RDWR | os.O_CREAT, 0o600)
-    try:
-        _require_regular(path, old)
-        if not _flock(old):
-            raise _in_use(path, "in use by")
-        with suppress(FileNotFoundError):  # of a process that died here
-            os.unlink(f"{path}.new")
-        new = _create_locked(f"{path}.new")
-        os.rename(f"{path}.new", path)
-        return new
-    finally:
-        os.close(old)
+    with suppress(FileNotFoundError):
+        old = os.open(path, _OPEN | os.O_RDONLY)
+        try:
+            _require_regular(path, old)
+        finally:
+            os.close(old)
+    with suppress(FileNotFoundError):  # of a process that died here
+        os.unlink(f"{path}.new")
+    new = _create_locked(f"{path}.new")
+    os.rename(f"{path}.new", path)
+    return new
 
 
 def _create_locked(path: str) -> int:

@@ -5,8 +5,7 @@ It keeps state that is too large for plain objects. The broker has its tables in
 under an overlay in memory (`txmq.store.index`), the simulation in `MemoryTables`. They
 are a fold of the log: they can be rebuilt, and hold nothing that the log does not hold.
 
-Names and keys are part of the format of snapshots. Some names on disk are older than
-the names of today's constants.
+Names and keys are part of the format of snapshots.
 """
 
 from __future__ import annotations
@@ -41,18 +40,18 @@ INSTANCES = "instances"  # key: service, 0, instance
 # bundles and their order
 TRANSACTIONS, UNDECIDED, QUEUED, HOLDS = "transactions", "undecided", "queued", "holds"
 JOBS, JOB_PARTS, JOB_WORK = "jobs", "job_parts", "job_work"
-PIECES, BACKLOG, BARRIERS = "pieces", "backlog", "gates"
-CONFLICTS, LISTED, WATERMARKS = "conflicts", "listed", "marks"
+PIECES, BACKLOG, BARRIERS = "pieces", "backlog", "barriers"
+CONFLICTS, LISTED, WATERMARKS = "conflicts", "listed", "watermarks"
 DUE = "due"
 XA, XIDS = "xa", "xids"  # keys: token; Xid
-HANDLED_HEURISTICS = "dealt"  # key: token
+HANDLED_HEURISTICS = "handled_heuristics"  # key: token
 # consumers
 GROUPS, POSITIONS, FENCES = "groups", "positions", "fences"
-FAILED, PARKED, LETTERS = "moved", "parked", "letters"
-RETRIES, RETRIES_BY_TIME = "retries", "wakes"
-ATTEMPTS = "attempts"  # key: that of `moved`
-EDITS = "edits"  # versions of edited messages, key: that of `moved`, number
-COPIES = "copies"  # of letters in other topics, key: that of `moved`, number
+FAILED, PARKED, LETTERS = "failed", "parked", "letters"
+RETRIES, RETRIES_BY_TIME = "retries", "retries_by_time"
+ATTEMPTS = "attempts"  # key: that of `failed`
+EDITS = "edits"  # versions of edited messages, key: that of `failed`, number
+COPIES = "copies"  # of letters in other topics, key: that of `failed`, number
 LETTER_NOTES = "letter_notes"  # key: group id, fingerprint
 SELECTIONS = "selections"  # key: name
 LETTER_INDEX, LETTER_CELLS = "letter_index", "letter_cells"  # core/state/letter_*.py
@@ -65,7 +64,7 @@ USERS = "users"  # key: name
 # delayed messages
 DELAYED, DELAYED_IDS, DELAYED_AT, RECALLED = "delayed", "delayed_ids", "delayed_at", "recalled"
 # retention
-LOG_PINS, MISSED = "pins", "passed"
+LOG_PINS, MISSED = "log_pins", "missed"
 
 NAMES = (
     TOPICS, PARTITIONS, ENTRIES, PRODUCERS, TRANSACTIONS, UNDECIDED, QUEUED, HOLDS, JOBS,

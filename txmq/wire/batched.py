@@ -19,11 +19,6 @@ from typing import NamedTuple
 from txmq.errors import RemoteProtocolError
 from txmq.wire.payload_reader import PayloadReader
 
-FEATURE = "together"  # the feature of a broker that takes batched bundles and decisions
-POSITIONS = "positions"  # the feature of a broker that takes log positions
-OWN_CHECKS = "own_checks"  # of one that asks a process about its transactions of any checker
-SKIPS = "skips"  # the feature of a broker that has the call `producer.skip`
-SENDS = "sends"  # the feature of a broker that takes batched sends
 MAX_REQUESTS = 1_024  # in one frame, which the broker processes in one reactor turn
 
 COUNT = struct.Struct("<I")

@@ -45,8 +45,7 @@ DECIDE_AND_LENGTH = struct.Struct("<B16sIB")
 OUTCOMES = {int(outcome): outcome for outcome in (COMMIT, ROLLBACK)}
 DECIDE_RECEIPT = struct.Struct("<BB")
 FETCH = struct.Struct("<IIII")
-TAGS = struct.Struct("<Q")
-RUN = struct.Struct("<I")
+CHOICE = struct.Struct("<QI")  # of a fetch: tag filter, run
 ACK = struct.Struct("<I")
 RANGE = struct.Struct("<HHIqq")
 COUNT = struct.Struct("<I")
@@ -220,16 +219,12 @@ def unpack_decide_receipt(payload: bytes) -> DecideReceipt:
 
 
 def pack_fetch(request: Fetch) -> bytes:
-    without = _names(request.without) if request.without else b""
-    run = RUN.pack(request.run) if request.run or without else b""
-    tags = TAGS.pack(request.tag_filter) if request.tag_filter or run else b""
     return (
         FETCH.pack(*request[:4])
         + _string(request.group)
         + _string(request.member)
-        + tags
-        + run
-        + without
+        + CHOICE.pack(request.tag_filter, request.run)
+        + _names(request.without)
     )
 
 
@@ -237,9 +232,8 @@ def unpack_fetch(payload: bytes) -> Fetch:
     reader = PayloadReader(payload)
     generation, max_wait_ms, max_bytes, max_messages = reader.fields(FETCH)
     group, member = reader.group(), reader.name()
-    (tags,) = reader.fields(TAGS) if reader.remaining else (0,)
-    (run,) = reader.fields(RUN) if reader.remaining else (0,)
-    without = _read_names(reader) if reader.remaining else ()
+    tags, run = reader.fields(CHOICE)
+    without = _read_names(reader)
     reader.end()
     return Fetch(
         generation, max_wait_ms, max_bytes, max_messages, group, member, tags, run, without
@@ -286,15 +280,14 @@ def unpack_ack(payload: bytes) -> Ack:
 
 
 def pack_read(request: Read) -> bytes:
-    known = TOPIC_ID.pack(request.topic_id) if request.topic_id else b""
-    return READ.pack(*request[:4]) + _string(request.topic) + known
+    return READ.pack(*request[:4]) + _string(request.topic) + TOPIC_ID.pack(request.topic_id)
 
 
 def unpack_read(payload: bytes) -> Read:
     reader = PayloadReader(payload)
     partition, offset, max_wait_ms, max_bytes = reader.fields(READ)
     topic = reader.name()
-    (topic_id,) = reader.fields(TOPIC_ID) if reader.remaining else (0,)
+    (topic_id,) = reader.fields(TOPIC_ID)
     reader.end()
     if offset < 0:
         raise RemoteProtocolError(f"invalid offset {offset}")

@@ -61,9 +61,6 @@ DECIDER_FORMS: Final[Mapping[object, tuple[Rule, ...]]] = {
     "foreign": (_number(0, U31), XA_PART, XA_PART),
     "local": (),
 }
-# Fields at the end that clients of older versions do not send.
-OPTIONAL_FIELDS: Final[Mapping[object, int]] = {"postgres": 1}
-OPTIONAL_IN_PARTICIPANTS: Final[Mapping[object, int]] = {"postgres": 2}
 PARTICIPANT_FORMS: Final[Mapping[object, tuple[Rule, ...]]] = {
     "postgres": (
         SYSTEM_ID,
@@ -81,7 +78,7 @@ PARTICIPANT_FORMS: Final[Mapping[object, tuple[Rule, ...]]] = {
 
 def parse_decider(value: object) -> Decider | None:
     """Return the decider that a request names; None = it has not this form."""
-    if not _has_form(value, DECIDER_FORMS, OPTIONAL_FIELDS):
+    if not _has_form(value, DECIDER_FORMS):
         return None
     row = cast(tuple[object, ...], value)
     return DECIDERS[row[0]]._make(row)
@@ -89,23 +86,19 @@ def parse_decider(value: object) -> Decider | None:
 
 def parse_participant(value: object) -> Participant | None:
     """Return the participant that a request names; None = it has not this form."""
-    if not _has_form(value, PARTICIPANT_FORMS, OPTIONAL_IN_PARTICIPANTS):
+    if not _has_form(value, PARTICIPANT_FORMS):
         return None
     row = cast(tuple[object, ...], value)
     return PARTICIPANTS[row[0]]._make(row)
 
 
-def _has_form(
-    value: object,
-    forms: Mapping[object, tuple[Rule, ...]],
-    optional: Mapping[object, int],
-) -> bool:
+def _has_form(value: object, forms: Mapping[object, tuple[Rule, ...]]) -> bool:
     if not isinstance(value, tuple) or not value or type(value[0]) is not str:
         return False
     rules = forms.get(value[0])
     fields = value[1:]
     return (
         rules is not None
-        and len(fields) in (len(rules), len(rules) - optional.get(value[0], 0))
-        and all(rule(field) for rule, field in zip(rules, fields, strict=False))
+        and len(fields) == len(rules)
+        and all(rule(field) for rule, field in zip(rules, fields, strict=True))
     )

@@ -27,7 +27,6 @@ Name = Annotated[str, AfterValidator(_checked)]
 Version = Annotated[int, Field(ge=1, le=65_535)]
 # printable ASCII, because logs show it
 PrintableText = Annotated[str, StringConstraints(pattern=r"^[ -~]{1,127}$")]
-Features = Annotated[tuple[PrintableText, ...], Field(max_length=64)]
 Process = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{32}$")]
 Login = Annotated[dict[PrintableText, str], Field(max_length=16)]
 
@@ -42,7 +41,6 @@ class Hello(WireModel):
     """
 
     versions: tuple[Version, Version]
-    features: Features = ()
     client: PrintableText
     service: Name | None = None
     instance: Name | None = None
@@ -66,14 +64,8 @@ class Hello(WireModel):
         return self
 
     def encode(self) -> bytes:
-        """Return the payload of the request.
-
-        Without instance and process it is that of older clients, which had neither.
-        """
-        absent = {"instance", "incarnation"} if self.instance is None else set[str]()
-        return self.model_dump_json(
-            exclude=absent | ({"process"} if self.process is None else set())
-        ).encode()
+        """Return the payload of the request."""
+        return self.model_dump_json().encode()
 
 
 def hello_payload(
@@ -152,7 +144,6 @@ class Welcome(WireModel):
     """
 
     version: Version
-    features: Features = ()
     broker: Name
     log_id: UUID
     boot_epoch: Annotated[int, Field(ge=0)]
@@ -173,12 +164,8 @@ class Welcome(WireModel):
         return parse_as(cls, frame.payload)
 
     def encode(self) -> bytes:
-        """Return the payload of the reply.
-
-        Clients of older versions refuse the incarnation, and so a restored log.
-        """
-        absent = {"incarnation"} if self.incarnation is None else set[str]()
-        return self.model_dump_json(exclude=absent).encode()
+        """Return the payload of the reply."""
+        return self.model_dump_json().encode()
 
 
 def negotiate(hello: Hello, spoken: tuple[int, int] = VERSIONS) -> int:

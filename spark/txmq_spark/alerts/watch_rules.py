@@ -91,12 +91,9 @@ class Alert(NamedTuple):
 class _Window:
     """The letters and messages of a window so far. `told` = its flood was."""
 
-    def __init__(self, known: int | Mapping[str, Any]) -> None:
-        # Checkpoints of the first version have the number of letters only.
-        if isinstance(known, int):
-            known = {"classes": {LetterClass.REPLAY_ALONE: known}, "told": False}
+    def __init__(self, known: Mapping[str, Any]) -> None:
         self.classes = Counter[str](known["classes"])
-        self.messages: int = known.get("messages", 0)
+        self.messages: int = known["messages"]
         self.told: bool = known["told"]
 
     @property
@@ -109,8 +106,8 @@ class _Window:
         return enough and not self.told and self.letters * PERCENT >= rules.share * self.messages
 
     def to_json(self) -> dict[str, Any]:
-        told: dict[str, Any] = {"classes": dict(sorted(self.classes.items())), "told": self.told}
-        return told | ({"messages": self.messages} if self.messages else {})
+        classes = dict(sorted(self.classes.items()))
+        return {"classes": classes, "told": self.told, "messages": self.messages}
 
 
 class GroupMemory:
@@ -169,7 +166,9 @@ class GroupMemory:
             yield alert_of(FLOOD, self._group, letter, cls, more)
 
     def _window(self, begun: int) -> _Window:
-        return self._windows.setdefault(begun, _Window({"classes": {}, "told": False}))
+        return self._windows.setdefault(
+            begun, _Window({"classes": {}, "told": False, "messages": 0})
+        )
 
     def _forget(self, rules: WatchRules) -> None:
         newest = max(self._seen.values(), default=max(self._windows, default=0))
@@ -192,11 +191,7 @@ def old_letters(group: str, listed: Iterable[Mapping[str, Any]], rules: WatchRul
 
 def _listed(listed: Mapping[str, Any]) -> DeadLetter:
     given = {name: listed[name] for name in DeadLetter._fields if name in listed}
-    return DeadLetter(
-        **given
-        | {"key": listed["key"] or "", "parked": listed["parked_behind"]}
-        | {"deaths": listed.get("deaths", 0)}
-    )
+    return DeadLetter(**given | {"key": listed["key"] or "", "parked": listed["parked_behind"]})
 
 
 def alert_of(

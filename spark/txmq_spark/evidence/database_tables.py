@@ -85,8 +85,7 @@ class GroupPartition(NamedTuple):
     @classmethod
     def of(cls, position: Mapping[str, Any]) -> Iterator[GroupPartition]:
         """Yield the parts of a position of `group.show`, one for each epoch."""
-        # a broker of an older version tells the present epoch only
-        steps = position.get("epochs", [(0, position["epoch"])])
+        steps = position["epochs"]
         ends = [*(first for first, _epoch in steps[1:]), LAST_OFFSET]
         for (first, epoch), end in zip(steps, ends, strict=True):
             yield cls(

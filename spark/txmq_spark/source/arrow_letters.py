@@ -53,8 +53,8 @@ def _field(name: str) -> Cell:
 
 
 def letter_state(letter: Letter) -> str:
-    """Return the state of a letter as selections have it: to older clients, a letter
-    that an undecided transaction replays is dead like an open one.
+    """Return the state of a letter as selections have it. In replies of the broker a
+    letter that an undecided transaction replays is dead like an open one.
     """
     if letter["state"] == "dead":
         return "replaying" if letter["reserved_by"] else "open"
@@ -69,11 +69,9 @@ CELLS: Final[dict[str, Cell]] = {
     "origin_topic": _field("topic"),
     "origin_partition": _field("partition"),
     "origin_offset": _field("offset"),
-    "deaths": lambda letter: letter.get("deaths", 0),
     "parked": _field("parked_behind"),
     "state": letter_state,
     "damaged": lambda letter: letter.get("damaged"),
-    "plan": lambda letter: letter.get("plan"),
     "unfit": lambda letter: letter.get("unfit"),
 }
 

@@ -54,7 +54,7 @@ def main(url: str, dsn: str, count: int, check_after_s: float) -> None:
     tokens = [new_token() for _ in range(count)]
     with txmq.connect(url) as client, closing(psycopg2.connect(dsn)) as connection:
         client.call("topic.create", name="bench", partitions=8)
-        decider = ByPostgres(*read_server(connection).identity, xid=None)
+        decider = ByPostgres(*read_server(connection).identity, xid=None, position=1)
         with connection.cursor() as cursor:
             cursor.execute(ROWS, ([str(token) for token in tokens[::2]], str(client.log_id)))
         connection.commit()

@@ -15,11 +15,10 @@ HEADER = struct.Struct("<BBHI")
 LIMITS = {"frame": (16 << 20) + (64 << 10), "message": 4 << 20}
 GREETING = {
     "version": 1,
-    "features": [],
     "broker": "bare",
     "log_id": "00000000-0000-4000-8000-000000000000",
 }
-TOPIC = {"name": "bench", "partitions": 8, "epoch": 1}
+TOPIC = {"name": "bench", "partitions": 8, "epoch": 1, "topic_id": 1}
 PAYLOADS = {
     HELLO: json.dumps({**GREETING, "boot_epoch": 1, "limits": LIMITS, "login": None}).encode(),
     CALL: json.dumps({"topics": [TOPIC]}).encode(),

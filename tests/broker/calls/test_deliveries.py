@@ -164,7 +164,7 @@ def test_reading_goes_on_behind_a_transaction_that_was_rolled_back(
     token = desk.broker.token(1)
     half = StorePart(
         token=token, part=0, sealed=True, commit=False, digest=b"d" * 32, epoch=0, service="s",
-        batches=(), actions=(acked,), check_after=6_000_000, decider=ByPostgres(1, 1, 5, 7),
+        batches=(), actions=(acked,), check_after=6_000_000, decider=ByPostgres(1, 1, 5, 7, 1),
     )  # fmt: skip
     assert not isinstance(desk.broker.do(half), Rejected)
     assert not isinstance(desk.broker.do(DecideTransaction(token, outcome, "s")), Rejected)

@@ -252,7 +252,7 @@ def test_a_plan_abandons_its_letters_by_one_order(desk: Desk) -> None:
     assert desk.ask("dlq.stats", group="g", select={})["letters"] == 1
     desk.broker.pass_time(0.5)
     tables = desk.broker.engine.state.tables
-    kinds = Counter(row[0] for _key, row in tables["moved"].range(b""))
+    kinds = Counter(row[0] for _key, row in tables["failed"].range(b""))
     assert not desk.show()["cleanup_pending"]
     assert kinds == {FailedKind.ABANDONED: 39, FailedKind.LETTER: 1}, "the rows followed"
 
@@ -291,7 +291,6 @@ def test_plans_that_abandon_and_are_swept_take_turns_with_a_pause_behind_each_st
 def test_plans_say_whether_rows_of_their_letters_are_to_be_cleaned_up(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An older version must not be started before (decision 0157)."""
     monkeypatch.setattr(plan_cleanup, "SWEPT_ABANDONED", 1)
     desk.plan(settings=SETTINGS | {"start": False})
     assert not desk.show()["cleanup_pending"]
@@ -313,7 +312,6 @@ def test_plans_say_whether_rows_of_their_letters_are_to_be_cleaned_up(
 def test_a_cleanup_may_follow_while_letters_of_a_cancelled_plan_are_delivered(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """So an older version has to wait for both (docs/operations/upgrade.md)."""
     desk.plan()
     desk.ask("plan.cancel", name="p", operator="ada")
     desk.broker.pass_time(5)
@@ -509,11 +507,11 @@ def test_a_broker_that_drains_leaves_a_plan_to_the_next_start(
 def test_what_is_processed_is_swept_though_its_plan_is_through(desk: Desk) -> None:
     desk.plan()
     tables = desk.broker.engine.state.tables
-    assert len(list(tables["moved"].range(b""))) > 1
+    assert len(list(tables["failed"].range(b""))) > 1
     desk.work(lambda _offset: False)
     desk.broker.pass_time(2)
     assert desk.show()["state"] == "done"
-    for name in ("moved", "letters", "letter_index"):
+    for name in ("failed", "letters", "letter_index"):
         assert not list(tables[name].range(b"")), name
     assert desk.show()["processed"] == desk.show()["letters"]
 

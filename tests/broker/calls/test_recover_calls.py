@@ -9,6 +9,7 @@ import pytest
 from tests.broker.support import BrokerInMemory
 from txmq.batch import encode
 from txmq.model.message import Message
+from txmq.model.topic_partition import FIRST_EPOCH
 from txmq.wire import data_requests
 from txmq.wire.chunks import unpack_chunks
 from txmq.wire.data_requests import Fetch, Opcode, pack_fetch
@@ -54,7 +55,7 @@ class World:
         ]
 
     def stored(self, *entries: tuple[int, str], **more: Any) -> Any:
-        rows = [["t", 1, 0, offset, state, 1, 5, FAILURE] for offset, state in entries]
+        rows = [["t", 1, 0, offset, state, 1, 5, FAILURE, 0, 0] for offset, state in entries]
         return self.client.call(
             "consumer.stored", **self.known, store=STORE, host="h", entries=rows, **more
         )
@@ -109,7 +110,7 @@ def test_stores_and_their_messages_are_listed_in_pages() -> None:
             break
     assert [message["offset"] for message in seen] == [0, 1, 2, 3, 4]
     assert (seen[0]["key"], seen[0]["body"], seen[0]["due"]) == ("k", "Ym9keQ==", 5)
-    assert seen[0]["epoch"] == world.joined["first_epoch"]
+    assert seen[0]["epoch"] == FIRST_EPOCH
     shown = world.broker.ask("group.show", group="g")
     assert (shown["at_consumers"], len(shown["store_list"])) == (5, 1)
 
@@ -134,7 +135,7 @@ def test_what_was_processed_under_another_name_is_settled_while_its_session_last
     generation = world.known["generation"]
     world.join("restarted")
     told = [
-        ["t", 1, 0, offset, state, 1, 5, None, begun]
+        ["t", 1, 0, offset, state, 1, 5, None, begun, 0]
         for offset, state, begun in [
             (0, "acked", generation),
             (1, "acked", 0),
@@ -160,7 +161,7 @@ def test_a_message_that_its_store_has_lost_is_retried_with_its_attempts() -> Non
     place = {"group": "g", "store": STORE}
     world.client.call("recover.retry", **place, messages=[["t", 0, 0]])
     assert world.stored()["orders"] == [["t", 1, 0, 0, "retry"]]
-    lost = [["t", 1, 0, 0, "returned", 0, 0, None]]
+    lost = [["t", 1, 0, 0, "returned", 0, 0, None, 0, 0]]
     reply: Any = world.client.call(
         "consumer.stored", **world.known, store=STORE, host="h", entries=lost
     )
@@ -184,7 +185,10 @@ def test_an_adoption_goes_on_in_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (store["state"], store["lost_at"] is None) == ("no owner", False)
     told: Any = world.client.call(
         "recover.tell", group="g", store=STORE,
-        entries=[["t", 1, 0, 1, "acked", 1, 0, None], ["t", 1, 0, 2, "stored", 4, 0, None]],
+        entries=[
+            ["t", 1, 0, 1, "acked", 1, 0, None, 0, 0],
+            ["t", 1, 0, 2, "stored", 4, 0, None, 0, 0],
+        ],
     )  # fmt: skip
     assert told["verdicts"] == ["settled", "kept"]
     adopted: Any = world.client.call("recover.adopt", group="g", store=STORE)
@@ -229,7 +233,7 @@ def test_two_operators_at_one_store(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_wrong_arguments_are_refused() -> None:
     world = World()
-    wrong: list[Any] = [[["t", 1, 0, 0, "gone", 1, 5, None]], [["t", 1, 0, 0]], [[]] * 1_001]
+    wrong: list[Any] = [[["t", 1, 0, 0, "gone", 1, 5, None, 0, 0]], [["t", 1, 0, 0]], [[]] * 1_001]
     for entries in wrong:
         reply: Any = world.client.call(
             "consumer.stored", **world.known, store=STORE, entries=entries

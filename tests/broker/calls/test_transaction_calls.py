@@ -84,10 +84,10 @@ def test_the_states_of_many_transactions_are_one_call(broker: BrokerInMemory) ->
 def test_what_a_database_has_committed_comes_page_by_page(broker: BrokerInMemory) -> None:
     """For the comparison with its rows; other deciders are left out."""
     one, open_, other = (broker.half(number, Message(b"a")) for number in (1, 2, 3))
-    elsewhere = broker.half(4, Message(b"a"), decider=ByPostgres(1, 1, 6, 7))
+    elsewhere = broker.half(4, Message(b"a"), decider=ByPostgres(1, 1, 6, 7, 1))
     for token in (one, other, elsewhere):
         commit(broker, token)
-    [_, system_id, _timeline, database_oid, _xid] = broker.ask("tx.show", token=one)["decider"]
+    [_, system_id, _timeline, database_oid, *_] = broker.ask("tx.show", token=one)["decider"]
     asked = {"system_id": system_id, "database_oid": database_oid, "limit": 2}
     tokens, after = list[str](), None
     while True:

@@ -359,7 +359,7 @@ def test_a_database_that_is_back_is_asked_at_once_about_what_it_was_asked_in_vai
     broker.pass_time(7)
     for token in tried:
         oracle.answer(token, Decision.UNKNOWN, "connection refused")
-    young, others = half(broker, 7), ByPostgres(2, 1, 5, None)
+    young, others = half(broker, 7), ByPostgres(2, 1, 5, None, 1)
     half(broker, 8, others)
     broker.assembly.checks.database_is_back(lambda decider: decider.database == DATABASE.database)
     broker.pass_time(0.5)

@@ -68,7 +68,7 @@ def test_upkeep_finds_out_which_database_a_resolver_leads_to_and_makes_partition
     )
     mine = read_server(connection).identity
     decider, other = (
-        ByPostgres(mine.system_id, mine.timeline, oid, None)
+        ByPostgres(mine.system_id, mine.timeline, oid, None, 1)
         for oid in (mine.database_oid, mine.database_oid + 1)
     )
     assert resolving.may_resolve(other)
@@ -77,7 +77,7 @@ def test_upkeep_finds_out_which_database_a_resolver_leads_to_and_makes_partition
     assert (told.log_id, told.name, told.oldest_undecided) == (log_id, "b-1", oldest)
     assert resolving.may_resolve(decider)
     assert not resolving.may_resolve(other)
-    before = ByPostgres(mine.system_id, mine.timeline - 1, mine.database_oid, None)
+    before = ByPostgres(mine.system_id, mine.timeline - 1, mine.database_oid, None, 1)
     assert "a failover has left that server behind" in resolving.left_behind(before)
     assert resolving.left_behind(decider) == resolving.left_behind(other) == ""
     assert len(partitions(connection)) > few
@@ -90,7 +90,7 @@ def test_a_database_that_cannot_be_reached_leaves_everything_as_it_is(database: 
         [ResolverSettings(name="r", dsn=gone)], uuid4(), at_once, FrozenWallClock().now
     )
     resolving.upkeep({})
-    assert resolving.may_resolve(ByPostgres(1, 1, 1, None))
+    assert resolving.may_resolve(ByPostgres(1, 1, 1, None, 1))
 
 
 def test_a_resolver_tells_since_when_its_database_has_been_away_and_when_it_is_back(
@@ -183,7 +183,7 @@ def test_tokens_whose_rows_were_locked_are_checked_again_soon(database: str) -> 
     )
     resolving.on_recheck(lambda decides: back.append(decides(decider)), again.append)
     with closing(producer(database)) as connection:
-        decider = ByPostgres(*server_of(connection).identity, None)
+        decider = ByPostgres(*server_of(connection).identity, None, 1)
         row: Any = SimpleNamespace(decider=decider)
         insert_token(connection, token, [log_id])
         for _ in range(2):

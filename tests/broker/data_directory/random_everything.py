@@ -118,7 +118,7 @@ class Everything(Work):
         topic_id = self.world.state.topics[chunk.topic].topic_id
         states = self._rng.choices(["stored", "acked", "dead", "returned"], [9, 1, 1, 1], k=3)
         entries = [
-            [chunk.topic, topic_id, chunk.partition, offset, state, 1, 0, ["E", "text", ""]]
+            [chunk.topic, topic_id, chunk.partition, offset, state, 1, 0, ["E", "text", ""], 0, 0]
             for offset, state in zip(range(base, base + chunk.rows), states, strict=False)
         ]
         self._call("consumer.stored", **known, store=store, host="h", entries=entries)

@@ -16,7 +16,7 @@ from txmq.model.message import Decision, Message
 
 KEYS = [f"k{number}" for number in range(12)]
 HOUR = 3_600
-POSTGRES = ByPostgres(1, 1, 5, 7)
+POSTGRES = ByPostgres(1, 1, 5, 7, 1)
 
 
 class Work:

@@ -527,7 +527,7 @@ def test_deleted_topics_without_messages_give_up_their_partitions() -> None:
 def test_a_deleted_topic_keeps_its_partitions_while_a_transaction_may_publish_to_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Older brokers deleted topics of undecided messages that had no keys."""
+    """Though nothing refuses to delete the topic."""
     monkeypatch.setattr(topics, "check_none_writes_to", lambda *_: None)
     world = made()
     world.do(CreateTopic("gone", 64))

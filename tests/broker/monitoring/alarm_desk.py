@@ -80,7 +80,7 @@ class Handler:
     def store(self, state: str = "stored") -> None:
         """Keep the message in a local store, or tell what became of it there."""
         topic_id = self._desk.broker.engine.state.topics["t"].topic_id
-        entry = ["t", topic_id, 0, 0, state, 1, 0, ["KeyError", "text", ""]]
+        entry = ["t", topic_id, 0, 0, state, 1, 0, ["KeyError", "text", ""], 0, 0]
         self._client.call("consumer.stored", **self._known, store=STORE, host="h", entries=[entry])
 
     def leave(self) -> None:

@@ -125,7 +125,7 @@ def no_resolver(desk: AlarmBroker) -> Iterator[str]:
     client = desk.broker.connect()
     yield ""
     part = BundlePart(
-        b"t" * 16, 0, 0, True, False, bytes(32), BundleDescription(ByPostgres(1, 1, 5, None)), ()
+        b"t" * 16, 0, 0, True, False, bytes(32), BundleDescription(ByPostgres(1, 1, 5, None, 1)), ()
     )
     part = part._replace(batches=(PartBatch("t", 0, 0, b""),))
     reply = client.ask(

@@ -142,7 +142,7 @@ def test_a_half_message_needs_a_resolver_for_its_database(broker: BrokerInMemory
     client = broker.connect()
     client.call("topic.create", name="t", partitions=1)
     batch = encode([Message(b"m")], producer_id=b"t" * 16, epoch=0, sequence=0, born_at=1)
-    described = BundleDescription(ByPostgres(1, 1, 5, None), "s", (), 0)
+    described = BundleDescription(ByPostgres(1, 1, 5, None, 1), "s", (), 0)
     part = BundlePart(
         b"t" * 16, 0, 0, True, False, bytes(32), described, (PartBatch("t", 0, 0, batch),)
     )

@@ -75,7 +75,7 @@ def corpus(now_ms: int) -> list[tuple[int, bytes]]:
         *((Opcode.SEND, send_header("t", 0, 0) + batch) for batch in batches),
         *(
             (Opcode.GROUP, bundle(token, decider))
-            for decider in (ByBroker(), ByChecker("c"), ByPostgres(1, 1, 5, 7))
+            for decider in (ByBroker(), ByChecker("c"), ByPostgres(1, 1, 5, 7, 1))
         ),
         (Opcode.SENDS, b"".join(pack_requests([send_payload(1), send_payload(2)]))),
         (Opcode.GROUPS, b"".join(pack_requests([bundle(token, ByChecker("c"))]))),

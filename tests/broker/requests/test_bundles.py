@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.broker.support import BrokerInMemory, Client, FakeResolver, welcome, writes
+from tests.broker.support import BrokerInMemory, Client, FakeResolver, writes
 from txmq import errors
 from txmq.batch import encode
 from txmq.core.events.transactions import Decided
@@ -17,7 +17,7 @@ from txmq.core.transactions.instances import RegisterInstance
 from txmq.model.bundle import BundleState
 from txmq.model.decider import ByBroker, ByChecker, ByPostgres
 from txmq.model.message import COMMIT, ROLLBACK, Decision, Message
-from txmq.wire.batched import FEATURE, pack_requests, unpack_replies
+from txmq.wire.batched import pack_requests, unpack_replies
 from txmq.wire.bundle import (
     BundleDescription,
     BundlePart,
@@ -79,10 +79,6 @@ def together(client: Client, opcode: Opcode, *payloads: bytes) -> list[object]:
     ]
 
 
-def test_the_welcome_names_the_feature(broker: BrokerInMemory) -> None:
-    assert FEATURE in welcome(broker).features
-
-
 def test_all_of_a_frame_is_brought_to_disk_at_once(
     broker: BrokerInMemory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -109,7 +105,7 @@ def test_each_request_of_a_frame_is_answered_in_its_place(broker: BrokerInMemory
         b"?",
         group(broker, 1),
         group(broker, 1, body=b"other"),
-        group(broker, 4, decider=ByPostgres(1, 1, 5, None)),
+        group(broker, 4, decider=ByPostgres(1, 1, 5, None, 1)),
         group(broker, 5),
     )
     assert together(client, Opcode.GROUPS, *mixed) == [
@@ -144,7 +140,7 @@ def test_a_bundle_of_a_primary_that_was_left_behind_is_refused() -> None:
     resolver = FakeResolver()
     broker = BrokerInMemory(resolving=resolver)
     broker.do(CreateTopic("t", 1))
-    client, decider = broker.connect(), ByPostgres(1, 1, 5, None)
+    client, decider = broker.connect(), ByPostgres(1, 1, 5, None, 1)
     one, other = group(broker, 1, decider=decider), group(broker, 2, decider=decider)
     assert together(client, Opcode.GROUPS, one) == [BundleState.UNDECIDED]
     resolver.is_ahead = True

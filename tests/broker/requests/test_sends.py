@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.broker.support import BrokerInMemory, Client, welcome, writes
+from tests.broker.support import BrokerInMemory, Client, writes
 from txmq import errors
 from txmq.batch import BatchView, encode
 from txmq.broker.requests import sends
@@ -19,7 +19,7 @@ from txmq.core.transactions.instances import RegisterInstance
 from txmq.model.message import Message
 from txmq.store.log.record import LOST
 from txmq.wire import data_requests
-from txmq.wire.batched import SENDS, pack_requests, unpack_replies
+from txmq.wire.batched import pack_requests, unpack_replies
 from txmq.wire.chunks import unpack_chunks
 from txmq.wire.data_requests import Opcode
 from txmq.wire.frames import encode_frame
@@ -86,10 +86,6 @@ def bodies(client: Client, topic: str = "t") -> list[bytes]:
 
 def records(broker: BrokerInMemory) -> int:
     return sum(record.kind != LOST for record in broker.log.scan(broker.log.first))
-
-
-def test_the_welcome_names_the_feature(broker: BrokerInMemory) -> None:
-    assert SENDS in welcome(broker).features
 
 
 def test_a_frame_is_one_record_brought_to_disk_at_once(

@@ -153,7 +153,7 @@ def test_a_resolver_behind_a_pool(shared_database: str, pool: Pooler) -> None:
         one.commit()
         insert_token(other, open_, [log_id])
         resolver = TokenResolver(pool.dsn)
-        checks = [Check(token, log_id, identity) for token in (committed, open_, unknown)]
+        checks = [Check(token, log_id, identity, None, 1) for token in (committed, open_, unknown)]
         assert [answer.verdict for answer in resolver.resolve(checks)] == [
             COMMIT,
             UNKNOWN,

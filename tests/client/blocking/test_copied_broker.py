@@ -119,7 +119,7 @@ def test_a_copy_that_takes_the_originals_place_while_the_broker_is_down_decides_
         with closing(producer(original)) as connection, peer(broker.url) as half:
             token = new_token()
             insert_token(connection, token, [client.log_id])
-            decider = ByPostgres(*identity_of(original), xid=None)
+            decider = ByPostgres(*identity_of(original), xid=None, position=1)
             half.half("orders", b"paid", decider, token)
             found = identity_of(original)
             known_as = DatabaseId(found.system_id, found.database_oid)
@@ -160,7 +160,7 @@ def test_two_resolvers_with_one_identity_decide_nothing(
     wait_until(lambda: len(refusals(client)) == 1, what="the alarm is raised")
     assert "resolvers db0, db1 lead to servers with one identity" in refusals(client)[0]
     client.call("topic.create", name="orders", partitions=1)
-    decider = ByPostgres(*identity_of(crashable_database), xid=None)
+    decider = ByPostgres(*identity_of(crashable_database), xid=None, position=1)
     with peer(broker.url) as producer:
         token = producer.half("orders", b"paid", decider)
     client.call("tx.check", token=token)

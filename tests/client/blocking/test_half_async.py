@@ -79,15 +79,6 @@ def test_a_single_half_is_an_ordinary_bundle(fake: FakeBroker, connect: Connect)
     assert half.message_id == f"{half.token.hex}-0"
 
 
-def test_a_broker_that_does_not_know_of_shared_frames_gets_none(
-    fake: FakeBroker, connect: Connect
-) -> None:
-    answers, client = BundleAnswers(fake, together=False), connect(fake.url)
-    halves = results(store(client, 20))
-    results([half.commit() for half in halves])
-    assert {opcode for opcode, _requests in answers.frames} == {Opcode.GROUP, Opcode.DECIDE}
-
-
 def bundled(client: Client, count: int) -> list[Any]:
     """Half messages that go out in one frame, gathered while the sender is kept
     busy.

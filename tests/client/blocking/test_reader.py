@@ -144,14 +144,11 @@ def test_a_reader_goes_on_over_restarts_and_where_retention_has_removed_what_it_
             reader.commit()
 
 
-def test_positions_of_the_first_version_are_read_and_written_anew(
+def test_positions_of_another_version_are_refused_and_left_alone(
     client: Client, topic: str, tmp_path: Path
 ) -> None:
-    old = {"version": 1, "log_id": str(client.log_id), "offsets": {topic: {"0": 2, "1": 4}}}
-    (tmp_path / "r.json").write_text(json.dumps(old))
-    with open_reader(client, topic, tmp_path) as reader:
-        assert bodies(reader, 2) == ["0/2", "0/3"]
-        reader.commit()
-    saved = json.loads((tmp_path / "r.json").read_text())
-    assert (saved["version"], saved["offsets"]) == (2, {topic: {"0": 4, "1": 4}})
-    assert list(saved["batches"][topic]) == ["0"]
+    saved = json.dumps({"version": 2, "log_id": str(client.log_id), "offsets": {}, "batches": {}})
+    (tmp_path / "r.json").write_text(saved)
+    with pytest.raises(ConfigError, match="no positions of version 1"):
+        open_reader(client, topic, tmp_path)
+    assert (tmp_path / "r.json").read_text() == saved

@@ -17,6 +17,7 @@ from txmq.batch import BatchView
 from txmq.client.blocking.client import Client
 from txmq.client.blocking.connections.stream import NonBlockingConnection
 from txmq.client.protocol.conversation import Conversation
+from txmq.client.protocol.sender import multi_send
 from txmq.client.protocol.sender.batcher import Batcher
 from txmq.client.protocol.sender.rows import SMALL_BATCH_BYTES
 from txmq.errors import LocalProtocolError, MessageTooLarge, RequestTimeout, Throttled
@@ -248,8 +249,9 @@ def test_a_callback_may_send_though_the_window_is_full(
 
 
 def test_no_more_than_256_frames_are_in_flight(
-    fake: FakeBroker, connect: Connect, gate: Gate
+    fake: FakeBroker, connect: Connect, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(multi_send, "MAX_BATCHES", 1)
     fake.partitions = 400
     client = connect(fake.url)
     futures = [client.send_async("orders", b"x", partition=n) for n in range(400)]

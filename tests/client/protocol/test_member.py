@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.client.scripted_member import ScriptedMember, bodies, chunk, places
+from tests.client.scripted_member import GROUP, ScriptedMember, bodies, chunk, places
 from txmq.client.protocol.consumer.member import MemberPhase
 from txmq.client.protocol.consumer.settings import consumer_settings
 from txmq.errors import (
@@ -53,6 +53,7 @@ def test_a_member_joins_with_its_settings_and_then_fetches() -> None:
         "flood_keys": None,
         "span": None,
         "static": False,
+        "version": "",
         "member": None,
         "held": None,
     }
@@ -220,9 +221,8 @@ def test_leases_are_extended_from_half_of_their_time_as_long_as_something_is_lef
             asked.args["leases"] for asked in scripted.requests() if asked.name == "consumer.extend"
         ]
         scripted.open.clear()
-        scripted.member._heartbeat_answered(
-            b'{"generation": 1, "assignment": [["orders", 0]]}', scripted.now
-        )
+        beat = GROUP | {"generation": 1, "assignment": [["orders", 0]]}
+        scripted.member._heartbeat_answered(json.dumps(beat).encode(), scripted.now)
     assert extended == [[7, 8]]
     scripted.operations.ack(first, scripted.now)
     scripted.now += 31
@@ -299,23 +299,13 @@ def test_a_broadcast_member_without_a_name_keeps_the_one_it_was_given_while_it_i
     assert scripted.args_of("consumer.join")["member"] == "m-1"
 
 
-def test_messages_of_an_earlier_epoch_are_not_processed_any_more() -> None:
-    scripted = ScriptedMember().joined().fetched(chunk("a"))
-    scripted.now += 11
-    scripted.answer("consumer.heartbeat", generation=1, assignment=[["orders", 0]], epoch=2)
-    assert scripted.receive() == []
-    scripted.fetched(chunk("a", lease=2))
-    assert scripted.receive()[0].fetched.epoch == 2
-
-
 def reset(generation: int, epoch: int, topic_id: int = 7) -> dict[str, Any]:
     """Return the answer to a heartbeat after a reset of partition 0."""
-    return {
+    return GROUP | {
         "generation": generation,
         "assignment": [["orders", 0], ["orders", 1]],
         "epoch": epoch,
         "topics": {"orders": topic_id},
-        "first_epoch": 1,
         "resets": [["orders", 0, generation, [[0, epoch]]]],
     }
 

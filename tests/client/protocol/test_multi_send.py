@@ -8,7 +8,6 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import count
 from pathlib import Path
-from uuid import UUID
 
 import pytest
 
@@ -46,13 +45,6 @@ Connect = Callable[..., Client]
 Step = list[RequestRejected | None] | Reaction
 
 
-def greeting(log_id: UUID, message: int, *features: str) -> Welcome:
-    sizes = BrokerLimits(frame=1 << 24, message=message)
-    return Welcome(
-        version=1, features=features, broker="fake", log_id=log_id, boot_epoch=1, limits=sizes
-    )
-
-
 class MultiSends:
     """Replies of a scripted broker to frames of several batches: a script, then
     receipts.
@@ -60,12 +52,10 @@ class MultiSends:
     Like a broker, it refuses all batches of a session after a refused one.
     """
 
-    def __init__(self, fake: FakeBroker, *, together: bool = True) -> None:
+    def __init__(self, fake: FakeBroker) -> None:
         self.fake, self.frames = fake, list[list[str]]()  # topics of each frame
         self.script: list[Step] = []
-        fake.others = self
-        welcome = greeting(fake.log_id, fake.message, *((SENDS,) if together else ())).encode()
-        fake._welcome = lambda: welcome  # type: ignore[method-assign]
+        fake.others, fake.takes_sends = self, True
 
     def __call__(self, frame: Frame) -> Reaction:
         assert frame.opcode == Opcode.SENDS
@@ -118,15 +108,6 @@ def test_pending_messages_for_several_topics_share_a_frame(
     assert [sequence for _producer, sequence in multi_sends.fake.origins()] == [0, 2, 3]
     assert [got.message_id.rpartition("-")[2] for got in receipts] == ["0", "2", "1", "3"]
     assert (client.stats.frames, client.stats.messages, client.stats.coalesced) == (1, 4, 4)
-
-
-def test_a_broker_without_the_feature_gets_a_frame_for_each_batch(
-    fake: FakeBroker, connect: Connect
-) -> None:
-    multi_sends = MultiSends(fake, together=False)
-    assert places(results(sent(connect(fake.url), "a", "b"))) == [("a", 0), ("b", 1)]
-    assert multi_sends.frames == []
-    assert [send.topic for send in fake.sends] == ["a", "b"]
 
 
 def test_a_lone_batch_and_large_ones_have_frames_of_their_own(
@@ -247,7 +228,7 @@ def test_an_interrupt_while_a_frame_is_filled_loses_no_message(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     topics = TopicCache(
-        lambda name: {"topics": [{"name": name, "partitions": 1, "epoch": 1}]}, None
+        lambda name: {"topics": [{"name": name, "partitions": 1, "epoch": 1, "topic_id": 1}]}, None
     )
     accumulator = Accumulator(topics, messages=100, size=1 << 20, wake=lambda: None)
     batcher = Batcher(topics, lambda _batch, error: pytest.fail(str(error)))
@@ -255,7 +236,8 @@ def test_an_interrupt_while_a_frame_is_filled_loses_no_message(
         multi_send.SendQueue(batcher, accumulator, SenderStats()),
         Conversation("s", LogIdentity()),
     )
-    conversation.welcome = greeting(LOG, 1_000, SENDS)
+    sizes = BrokerLimits(frame=1 << 24, message=1_000)
+    conversation.welcome = Welcome(version=1, broker="fake", log_id=LOG, boot_epoch=1, limits=sizes)
     for topic in "abcd":
         accumulator.append(topic, Message(b"x"), None, 0.0)
     encode, calls = batcher._encode, count()

@@ -44,7 +44,10 @@ MESSAGES = st.builds(
 
 def topics(partitions: int = 5) -> TopicCache:
     return TopicCache(
-        lambda name: {"topics": [{"name": name, "partitions": partitions, "epoch": 1}]}, None
+        lambda name: {
+            "topics": [{"name": name, "partitions": partitions, "epoch": 1, "topic_id": 1}]
+        },
+        None,
     )
 
 

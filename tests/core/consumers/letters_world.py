@@ -17,7 +17,6 @@ from txmq.core.consumers.commands import (
 from txmq.core.consumers.letter_selection import LetterScan, LetterSelection, ScanPosition
 from txmq.core.consumers.plan_abandoning import AbandonNextLetters, AbandonPlan
 from txmq.core.consumers.plan_building import AddPlanLetters, FreezePlan, PackPlan
-from txmq.core.consumers.plan_cleanup import SweepPlan
 from txmq.core.consumers.plan_steps import AdvancePlan
 from txmq.core.consumers.plans import CancelPlan, CreatePlan
 from txmq.core.state import failed_rows
@@ -124,14 +123,6 @@ class LettersWorld(ConsumersWorld):
             self.do(AbandonPlan(name, "tidy"))
             self.do(AbandonNextLetters(plan_id))
         self.do(CancelPlan(name))
-
-    def end_plans(self) -> None:
-        """Process what plans have put back, and sweep what they have done with."""
-        while self.group().put_back:
-            self.process()
-        for plan in self.state.plans.by_id.values():
-            while self.do(SweepPlan(plan.plan_id)).more:
-                pass
 
     def abandon(self) -> None:
         self.do(AbandonLetters("g", self._some(), "tidy"))

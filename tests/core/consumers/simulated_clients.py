@@ -53,7 +53,7 @@ GROUPS: dict[str, tuple[str, RequestedSettings]] = {
     "cast": ("broadcast", RequestedSettings("park", flood_keys=0)),
 }
 LISTENERS = ("x", "y")  # members of a broadcast group, whose names are remembered
-POSTGRES = ByPostgres(1, 1, 5, 7)
+POSTGRES = ByPostgres(1, 1, 5, 7, 1)
 
 
 class Clients(ConsumersWorld):

@@ -24,7 +24,7 @@ from txmq.core.consumers.plan_abandoning import AbandonNextLetters, AbandonPlan
 from txmq.core.consumers.plan_cleanup import SweepPlan
 from txmq.core.consumers.plan_steps import AdvanceReply
 from txmq.core.consumers.plans import CancelPlan, DeletePlan
-from txmq.core.events.plans import PlanAbandonedSwept, PlanLettersAbandoned, PlanTidied
+from txmq.core.events.plans import PlanTidied
 from txmq.core.retention.letter_retention import ExpireLetters
 from txmq.core.state import plan_blocks
 from txmq.core.state.failed_rows import FailedKind
@@ -187,22 +187,5 @@ def test_a_deleted_group_leaves_nothing_of_them(world: PlansWorld) -> None:
         pass
     assert world.do(SweepPlan(plan_id)).letters == 3
     left = rows(world.state)
-    for name in ("moved", "letters", "letter_index", "letter_cells"):
+    for name in ("failed", "letters", "letter_index", "letter_cells"):
         assert not left[name], name
-
-
-def test_a_log_of_an_older_version_says_the_same(world: PlansWorld) -> None:
-    """What its broker has changed already, no sweep changes again."""
-    places = world.letters(0, 5, None)
-    plan_id = abandon(world, "p", *places)
-    while world.do(SweepPlan(plan_id)).more:
-        pass
-    events = [type(event) for _context, event in world.log]
-    assert events.index(PlanLettersAbandoned) < events.index(PlanAbandonedSwept)
-    plan = world.plan_of("p")
-    plan.abandoned = plan.swept = b""  # as its rows are read
-    after = rows(world.state)
-    assert world.do(SweepPlan(plan_id)) == AdvanceReply(0)
-    assert world.outcomes("p") == {"ended": 3}
-    assert selected(world, LetterState.ABANDONED) == [0, 1, 2]
-    assert rows(world.state)["letter_index"] == after["letter_index"]

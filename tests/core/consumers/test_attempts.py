@@ -12,10 +12,8 @@ from txmq.core.consumers.commands import (
     ReplayLetters,
     ResetPosition,
 )
-from txmq.core.consumers.letter_views import describe_letter
 from txmq.core.consumers.message_lives import in_group
 from txmq.core.events.letters import HistoriesForgotten
-from txmq.core.events.outcome import Rejected
 from txmq.core.retention import past_failures
 from txmq.core.retention.outcome_expiry import KINDS, ExpireOutcomes
 from txmq.core.state import attempts
@@ -163,19 +161,3 @@ def test_a_message_that_kills_its_consumers_has_their_deaths(world: ConsumersWor
     for place in dead:
         found = attempts.get(world.state, world.group(), place)
         assert [one.error_type for one in found.attempts] == ["consumer died"]
-
-
-def test_a_letter_of_an_older_version_keeps_its_first_death(world: ConsumersWorld) -> None:
-    """An older version has written rows without a history."""
-    fail(world, "old", dead=True)
-    died_at = world.now
-    world.state.tables[ATTEMPTS].delete(FAILED_KEY.pack(1, *PLACE))
-    letter = describe_letter(world.state, "g", "t", 0, 0)
-    assert not isinstance(letter, Rejected)
-    assert [one["error_text"] for one in letter.fields["history"]] == ["old"]
-    world.do(ReplayLetters("g", (("t", 0, 0),)))
-    redeliver(world)
-    fail(world, "new", dead=True)
-    assert [(one.at, one.error_text) for one in history(world).attempts] == [
-        (died_at, "old"), (world.now, "new"),
-    ]  # fmt: skip

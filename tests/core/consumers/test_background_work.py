@@ -92,7 +92,8 @@ def test_a_group_with_many_failed_messages_is_deleted_in_steps(failed: Consumers
     assert machine.load(world.state.tables).groups.deleted == {}
     left = rows(world.state)
     assert not any(
-        left[name] for name in ("moved", "retries", "wakes", "parked", "letters", "fences")
+        left[name]
+        for name in ("failed", "retries", "retries_by_time", "parked", "letters", "fences")
     )
     assert world.ack("b", (0, 12), group="g").messages == 12
 

@@ -47,7 +47,7 @@ def opened(world: ConsumersWorld) -> ConsumersWorld:
 
 def kinds(world: ConsumersWorld) -> set[FailedKind]:
     found: Any = [
-        row for name, table in rows(world.state).items() if name == "moved" for _key, row in table
+        row for name, table in rows(world.state).items() if name == "failed" for _key, row in table
     ]
     return {FailedKind(row[0]) for row in found}
 

@@ -41,7 +41,7 @@ def test_neighbouring_batches_are_delivered_under_one_lease(world: ConsumersWorl
     ]
     ranges = ((1, 1, 0, 3, 1), (1, 0, 0, 5, 1))
     assert world.events(since) == [
-        Delivered(1, 1, "a", world.now + LEASE, False, ranges, (), (), ())
+        Delivered(1, 1, "a", world.now + LEASE, False, ranges, (), (), (), (), (), (), (), 0)
     ]
 
 

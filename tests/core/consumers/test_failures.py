@@ -58,7 +58,7 @@ def test_a_failed_message_leaves_its_place_and_the_floor_passes(world: Consumers
         FailedKind.RETRY, 1, world.now + SECOND, 7, batch.attachment_position, BATCH, 0,
         batch.end, batch.stored_at, "a", "E", "text", "print", first_failed_at=world.now,
     )  # fmt: skip
-    assert world.events(since) == [Retried(1, (Move(1, 0, 0, row),), ())]
+    assert world.events(since) == [Retried(1, (Move(1, 0, 0, row),), (), failed=True)]
     assert world.group().positions[TopicPartition(1, 0)].floor == 1
     world.ack("a", (1, 3))
     assert world.group().positions[TopicPartition(1, 0)].floor == 3
@@ -72,7 +72,10 @@ def test_a_retry_is_delivered_when_it_is_due(world: ConsumersWorld) -> None:
     since = len(world.log)
     assert world.fetch("a") == [Received("t", 0, 0, 2)]
     assert world.events(since) == [
-        Delivered(1, 2, "a", world.now + 60 * SECOND, False, (), ((1, 0, 0),), (), ())
+        Delivered(
+            *(1, 2, "a", world.now + 60 * SECOND, False, (), ((1, 0, 0),), (), ()),
+            *((), (), (), (), 0),
+        )
     ]
     assert world.fetch("a") == [], "somebody has it"
     since = len(world.log)

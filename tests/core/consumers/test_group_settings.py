@@ -34,7 +34,7 @@ def test_settings_can_be_changed(world: ConsumersWorld) -> None:
     world.do(AlterGroup("g", RequestedSettings(on_exhausted="block")))
     world.do(AlterGroup("g", RequestedSettings(on_exhausted="block")))
     assert world.events(since) == [
-        GroupChanged(1, GroupSettings(on_exhausted="block", altered=("on_exhausted",)))
+        GroupChanged(1, GroupSettings(on_exhausted="block", altered=("on_exhausted",)), "")
     ]
 
 
@@ -58,8 +58,8 @@ def test_a_paused_group_gets_nothing_and_may_still_ack(world: ConsumersWorld) ->
     world.do(PauseGroup("g", paused=False))
     assert world.offsets("a") == [1]
     assert [e for e in world.events(since) if isinstance(e, GroupPaused)] == [
-        GroupPaused(1, paused=True, by="me"),
-        GroupPaused(1, paused=False, by=""),
+        GroupPaused(1, paused=True, by="me", topic_id=0),
+        GroupPaused(1, paused=False, by="", topic_id=0),
     ]
 
 

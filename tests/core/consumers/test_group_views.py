@@ -75,7 +75,6 @@ def test_a_heartbeat_returns_generation_and_assignment(world: ConsumersWorld) ->
         "retry": QUICK.to_json(),
         "on_exhausted": "park",
         "topics": {"t": 1},
-        "first_epoch": 1,
         "resets": (),
     }
     assert group_views.describe_membership(world.state, "g", "a") == told

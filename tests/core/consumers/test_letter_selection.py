@@ -10,14 +10,13 @@ import pytest
 
 from tests.core.consumers.invariants import check_letter_index, moved_rows
 from tests.core.consumers.letters_world import Found, LettersWorld
-from txmq.core import machine, upgrades
 from txmq.core.consumers import letter_selection, letter_stats
 from txmq.core.consumers.letter_selection import LetterScan, LetterSelection
 from txmq.core.state import failed_rows, letter_cells, letter_index
 from txmq.core.state.letter_cells import SLOT, LetterState
 from txmq.core.steps import run_to_end
 from txmq.model.units import DAY
-from txmq.store.tables import LETTER_CELLS, LETTER_INDEX, META, MemoryTables
+from txmq.store.tables import LETTER_CELLS, MemoryTables
 
 if TYPE_CHECKING:
     from txmq.core.consumers.letter_selection import ScanPosition
@@ -271,51 +270,6 @@ def test_a_scan_of_an_unknown_topic_finds_nothing() -> None:
     world = LettersWorld(1)
     world.kill()
     assert world.page(LetterSelection(ALL_STATES, topic="nowhere"), None, 5) == ([], None)
-
-
-@pytest.mark.parametrize("seed", range(1, 4))
-def test_the_tables_of_an_older_version_get_the_index_that_a_new_one_has(seed: int) -> None:
-    world = LettersWorld(seed)
-    for _ in range(60):
-        world.turn()
-    world.end_plans()  # that version had no plans
-    machine.save(world.state)
-    tables = world.state.tables
-    wanted = [[*tables[name].range(b"")] for name in (LETTER_INDEX, LETTER_CELLS)]
-    tables[META].delete(upgrades.LETTERS_ROW)
-    for key, _row in wanted[0][::2]:  # a start that was killed has left the rest
-        tables[LETTER_INDEX].delete(key)
-    machine.load(tables)
-    made = [[*tables[name].range(b"")] for name in (LETTER_INDEX, LETTER_CELLS)]
-    assert made[0] == wanted[0]
-    assert [(key, row[:2]) for key, row in made[1]] == [(key, row[:2]) for key, row in wanted[1]]
-    assert list(upgrades.upgrade(tables)) == [], "once"
-
-
-@pytest.mark.parametrize("seed", range(1, 4))
-def test_cells_of_quarters_of_an_hour_are_joined_to_days(
-    seed: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    world = LettersWorld(seed)
-    for _ in range(60):
-        world.turn()
-    machine.save(world.state)
-    tables = world.state.tables
-    cells, wanted = tables[LETTER_CELLS], [*tables[LETTER_CELLS].range(b"")]
-    for key, row in wanted:
-        *fields, day = letter_cells.CELL_KEY.unpack(key)
-        _letters, replayed, *same, slots = row
-        cells.delete(key)
-        for slot, letters in zip(slots[::2], slots[1::2], strict=True):
-            old = letter_cells.CELL_KEY.pack(*fields, day * letter_cells.DAY_SLOTS + slot)
-            cells.put(old, (letters, replayed, *same))
-            replayed = 0
-    tables[META].put(upgrades.LETTERS_ROW, (upgrades.SLOT_CELLS,))
-    monkeypatch.setattr(upgrades, "ROWS_PER_STEP", 2)
-    next(upgrades.upgrade(tables))  # this start is killed
-    machine.load(tables)
-    assert [*cells.range(b"")] == wanted
-    assert list(upgrades.upgrade(tables)) == [], "once"
 
 
 def test_the_oldest_and_the_newest_letter_are_known_to_a_quarter_of_an_hour() -> None:

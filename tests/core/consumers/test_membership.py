@@ -40,8 +40,8 @@ def test_the_first_member_makes_the_group(world: ConsumersWorld) -> None:
     since = len(world.log)
     reply = world.join("a")
     assert world.events(since) == [
-        GroupCreated(1, "g", GroupSettings(), 0, temporary=False),
-        MemberJoined(1, "a", "a", (1,)),
+        GroupCreated(1, "g", GroupSettings(), 0, temporary=False, epochs=()),
+        MemberJoined(1, "a", "a", (1,), static=False),
         Rebalanced(1, 1, (("a", ((1, 0), (1, 1))),), ((1, 0, 0), (1, 1, 0))),
     ]
     assert reply.assignment == (("t", 0), ("t", 1))
@@ -295,7 +295,7 @@ def test_members_go_on_with_a_topic_that_is_made_again_from_its_first_message(
     world.do(Rebalance("g"))
     topic_id = world.state.topics["t"].topic_id
     assert world.events(since) == [
-        MemberJoined(1, "a", "a", (topic_id,)),
+        MemberJoined(1, "a", "a", (topic_id,), static=False),
         Rebalanced(1, 3, (("a", ((topic_id, 0),)),), ((topic_id, 0, 0),)),
     ]
     world.do(Rebalance("g"))

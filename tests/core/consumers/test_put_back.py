@@ -23,11 +23,10 @@ from txmq.core.consumers.plan_cleanup import SweepPlan
 from txmq.core.consumers.plan_steps import AdvancePlan, AdvanceReply
 from txmq.core.consumers.plans import CancelPlan, DeletePlan, StartPlan
 from txmq.core.events.outcome import Rejected
-from txmq.core.events.plans import PlanAdvanced
 from txmq.core.retention.letter_retention import ExpireLetters
 from txmq.core.retention.relocation import RepointMessages, RetainedMessage
-from txmq.core.state import attempts, failed_messages, failed_rows, passed_letters, plan_letters
-from txmq.core.state.failed_rows import FailedKind, Move
+from txmq.core.state import attempts, failed_messages, passed_letters, plan_letters
+from txmq.core.state.failed_rows import FailedKind
 from txmq.core.state.letter_cells import SLOT, LetterState
 from txmq.core.state.plan_blocks import Block
 from txmq.core.state.put_back import TRIMMED_AT, PlainLetter, PutBackQueue
@@ -84,7 +83,7 @@ def test_putting_back_writes_no_row_of_a_letter(world: PlansWorld) -> None:
     before = rows(world.state)
     world.run_plan("p", most=2)
     after = rows(world.state)
-    for name in ("moved", "letters", "letter_index", "plan_letters", "retries", "wakes"):
+    for name in ("failed", "letters", "letter_index", "plan_letters", "retries", "retries_by_time"):
         assert after[name] == before[name], name
     assert {row.kind for row in world.rows().values()} == {FailedKind.RETRY}
     world.check_plans()
@@ -130,26 +129,6 @@ def test_what_a_deleted_plan_has_put_back_is_still_delivered(world: PlansWorld) 
     assert [(one.offset, one.attempt) for one in world.fetch("m")] == [(0, 1), (1, 1)]
     world.ack("m", (0, 2), topic="a")
     assert not world.rows()
-
-
-def test_a_record_of_an_older_version_puts_back(world: PlansWorld) -> None:
-    world.create("p", *world.letters(0, 5))
-    world.do(StartPlan("p"))
-    plan = world.plan_of("p")
-    letters = sorted(world.rows().items())
-    again: Any = [
-        Move(*ref, failed_rows.replayed_row(row)._replace(kind=FailedKind.RETRY, plan=1))
-        for ref, row in letters
-    ]
-    cursor = (1).to_bytes(4) + letters[-1][1].visible_at.to_bytes(8) + b"\xff" * 16
-    world.record(PlanAdvanced(plan.plan_id, 1, tuple(again), (), (), cursor))
-    assert world.outcomes("p") == {"delivered": 2}
-    machine.save(world.state)
-    assert not machine.load(world.state.tables).groups.by_name["g"].put_back
-    assert [one.offset for one in world.fetch("m")] == [0, 1]
-    world.ack("m", (0, 2), topic="a")
-    assert world.outcomes("p") == {"processed": 2}
-    world.check_plans()
 
 
 def test_a_letter_that_is_put_back_again_is_in_the_queue_once() -> None:
@@ -252,7 +231,7 @@ def test_blocks_are_put_back_as_their_letters_are(
     world: PlansWorld, steps: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whole blocks and parts of them leave the same rows and queues as letters that are
-    looked at one by one, as in plans of older versions.
+    looked at one by one.
     """
     states = []
     for packs in (True, False):
@@ -343,11 +322,11 @@ def test_an_ack_says_so_in_the_plan_and_rows_go_later(world: PlansWorld) -> None
     assert loaded.plans == world.state.plans
     assert failed_messages.get(loaded, loaded.groups.by_name["g"], (1, 0, 1)) is None
     after = rows(world.state)
-    for name in ("moved", "letters", "letter_index", "plan_letters", "attempts"):
+    for name in ("failed", "letters", "letter_index", "plan_letters", "attempts"):
         assert after[name] == before[name], name
     assert world.do(SweepPlan(world.plan_of("p").plan_id)) == AdvanceReply(2)
     swept = rows(world.state)
-    assert (len(swept["moved"]), len(swept["letters"])) == (2, 2)
+    assert (len(swept["failed"]), len(swept["letters"])) == (2, 2)
     assert swept["attempts"] == before["attempts"], "what failed is known as long as the message"
     world.check_plans()
 
@@ -362,7 +341,7 @@ def test_a_deleted_plan_is_swept_first(world: PlansWorld) -> None:
     world.do(DeletePlan("p"))
     world.tidy(plan_id)
     left = rows(world.state)
-    for name in ("moved", "letters", "letter_index", "plan_letters", "plan_done"):
+    for name in ("failed", "letters", "letter_index", "plan_letters", "plan_done"):
         assert not left[name], name
 
 

@@ -146,7 +146,7 @@ def test_a_reset_begins_a_generation_and_only_what_it_names_is_processed_again(
     reset_twice(world)
     joined = world.join("a")
     assert (joined.generation, joined.epoch) == (3, 2)
-    assert joined.identities == ({"t": 1}, 1, (("t", 0, 2, ((0, 2),)), ("t", 1, 3, ())))
+    assert joined.identities == ({"t": 1}, (("t", 0, 2, ((0, 2),)), ("t", 1, 3, ())))
     world.state = world.replayed()
     machine.save(world.state)
     world.state = machine.load(world.state.tables)
@@ -193,7 +193,7 @@ def test_epochs_of_a_group_outlive_it(world: ConsumersWorld) -> None:
     """The next group of its name goes on with them, as do its clones of that name."""
     world.join("a")
     reset_twice(world)
-    before = world.join("a").identities
+    world.join("a")
     for _ in range(2):
         world.do(LeaveGroup("g", "a", "a"))
         world.do(DeleteGroup("g"))
@@ -201,18 +201,10 @@ def test_epochs_of_a_group_outlive_it(world: ConsumersWorld) -> None:
         machine.save(world.state)
         world.state = machine.load(world.state.tables)
         joined = world.join("a")
-        assert (joined.epoch, joined.identities.first_epoch) == (2, before.first_epoch)
+        assert joined.epoch == 2
         assert joined.identities.resets == (("t", 0, 0, ((0, 2),)),)
     world.do(LeaveGroup("g", "a", "a"))
     world.do(DeleteGroup("g"))
     world.join("b", group="other")
     world.do(CloneGroup("other", "g"))
     assert epoch_of(world.state, world.group(), TopicPartition(1, 0)) == 2
-
-
-def test_a_reset_of_an_old_log_raises_the_epoch_of_the_whole_group(world: ConsumersWorld) -> None:
-    world.join("a")
-    world.record(PositionReset(1, 1, ((0, 0),), 2, "me"))
-    assert {
-        epoch_of(world.state, world.group(), TopicPartition(1, number)) for number in range(2)
-    } == {2}

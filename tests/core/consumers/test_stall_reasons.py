@@ -28,7 +28,7 @@ from txmq.model.units import SECOND
 from txmq.store import tables as t
 from txmq.store.log.decoder import Damage
 
-POSTGRES = ByPostgres(1, 1, 5, 7)
+POSTGRES = ByPostgres(1, 1, 5, 7, 1)
 
 
 @pytest.fixture

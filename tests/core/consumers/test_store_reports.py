@@ -26,8 +26,8 @@ from txmq.core.consumers.store_reports import MAX_STORES, _Report, key_source
 from txmq.core.consumers.store_views import at_consumers, describe_store, list_messages
 from txmq.core.events.base import LogRestored
 from txmq.core.events.outcome import Rejected
-from txmq.core.state.consumer_groups import ConsumerGroup, FenceState
-from txmq.core.state.failed_rows import FailedKind, FailedMessage
+from txmq.core.state.consumer_groups import FenceState
+from txmq.core.state.failed_rows import FailedKind
 from txmq.core.state.local_stores import StoreOrder
 from txmq.core.topics.topics import CreateTopic, DeleteTopic
 from txmq.errors import BadRequest, Conflict, Throttled, UnknownMember
@@ -210,14 +210,6 @@ def test_a_clone_gets_what_is_at_consumers(world: StoreWorld) -> None:
     world.join("b", group="c", mode=world.group().settings.mode, retry=QUICK)
     assert [one.offset for one in world.fetch("b", group="c")] == [1]
     assert world.kinds() == {1: FailedKind.LOCAL}, "the source keeps it where it is"
-
-
-def test_rows_of_an_older_version_have_no_stores(world: StoreWorld) -> None:
-    row: Any = world.group().to_row()
-    assert ConsumerGroup.from_row(1, row[:-1]).stores == {}
-    world.nack("a", 0)
-    old: Any = tuple(moved_rows(world.state, world.group())[1, 0, 0])[:-1]
-    assert FailedMessage(*old).store == b""
 
 
 def test_a_lapsed_session_does_not_double_an_effect(world: StoreWorld) -> None:

@@ -21,7 +21,7 @@ from txmq.model.message import Decision
 from txmq.model.topic_partition import TopicPartition
 
 SECOND = 1_000_000
-POSTGRES = ByPostgres(1, 1, 5, 7)
+POSTGRES = ByPostgres(1, 1, 5, 7, 1)
 
 
 @pytest.fixture

@@ -18,9 +18,8 @@ from txmq.errors import UnknownTransaction
 from txmq.model.decider import ByPostgres
 from txmq.model.message import Decision
 from txmq.model.units import DAY, SECOND
-from txmq.store.tables import META
 
-POSTGRES = ByPostgres(1, 1, 5, 7)
+POSTGRES = ByPostgres(1, 1, 5, 7, 1)
 
 
 def store(core: Driver, name: bytes) -> object:
@@ -51,15 +50,6 @@ def test_a_restart_does_not_end_a_doubt(core: Driver) -> None:
     assert persistence.load(core.state.tables).doubted == 30 * DAY
 
 
-def test_a_row_of_an_older_version_doubts_nothing(core: Driver) -> None:
-    persistence.save(core.state)
-    meta = core.state.tables[META]
-    row = meta.get(persistence.UPKEEP_ROW)
-    assert row is not None
-    meta.put(persistence.UPKEEP_ROW, row[:4])
-    assert persistence.load(core.state.tables).doubted == 0
-
-
 def test_retention_waits_while_the_time_is_in_doubt() -> None:
     world = ConsumersWorld(t=1)
     world.publish("t", None, None)
@@ -87,7 +77,7 @@ def test_outcomes_stay_and_no_token_is_refused_while_the_time_is_in_doubt(core: 
 def test_tokens_made_after_a_wrong_expiry_are_taken_and_earlier_ones_refused(
     core: Driver,
 ) -> None:
-    """An older version had believed the clock: it forgot outcomes, and refused all."""
+    """While a wrong clock was believed, outcomes were forgotten, and all refused."""
     true = core.now
     forgotten, retried = token(core, 1), token(core, 2)
     store(core, forgotten)

@@ -18,9 +18,9 @@ from txmq.model.bundle import BundleState
 from txmq.model.decider import ByChecker, ByHome, ByJob, ByPostgres, Decider
 from txmq.model.message import Decision
 from txmq.model.units import DAY, SECOND
-from txmq.store.tables import CONFLICTS, INSTANCES, JOBS, LISTED, UNDECIDED
+from txmq.store.tables import CONFLICTS, INSTANCES, JOBS, LISTED
 
-POSTGRES, OTHER_DATABASE = ByPostgres(1, 1, 5, 7), ByPostgres(1, 1, 6, None)
+POSTGRES, OTHER_DATABASE = ByPostgres(1, 1, 5, 7, 1), ByPostgres(1, 1, 6, None, 1)
 COMMIT, ROLLBACK = Decision.COMMIT, Decision.ROLLBACK
 
 
@@ -117,18 +117,6 @@ def test_what_databases_are_to_decide_is_listed_page_by_page(core: Driver) -> No
     for name in mine:
         core.do(decisions.DecideTransaction(name, COMMIT, "producer"))
     assert indexes.undecided_by_databases(core.state, 0, 2) == ([], None)
-
-
-def test_rows_of_an_earlier_version_do_not_name_the_database(core: Driver) -> None:
-    names = [half(core, 1, ByChecker("billing")), half(core, 2), half(core, 3, OTHER_DATABASE)]
-    machine.save(core.state)
-    table = core.state.tables[UNDECIDED]
-    for key, row in list(table.range(b"")):
-        table.put(key, row[:1])
-    state = machine.load(core.state.tables)
-    assert state.undecided_spans == core.state.undecided_spans
-    assert list(indexes.undecided_tokens(state)) == names
-    assert indexes.undecided_by_databases(state, 0, 10) == (names[1:], None)
 
 
 def test_undecided_spans_are_counted_again_at_the_start(core: Driver) -> None:

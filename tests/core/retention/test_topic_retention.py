@@ -35,7 +35,7 @@ from txmq.model.topic_partition import TopicPartition
 from txmq.model.units import DAY, SECOND
 from txmq.store.tables import FAILED, FAILED_KEY, MISSED, NAMES, POSITION_KEY, SIGN
 
-POSTGRES = ByPostgres(1, 1, 5, 7)
+POSTGRES = ByPostgres(1, 1, 5, 7, 1)
 
 
 @pytest.fixture
@@ -149,7 +149,7 @@ def test_a_group_behind_retention_goes_on_from_the_start_offset_and_missed_messa
     position = world.group().positions[TopicPartition(1, 0)]
     assert (position.floor, position.cursor) == (12, 12)
     assert not world.group().leases
-    assert world.state.tables["passed"].get(b"\0\0\0\1\0\0\0\1\0\0\0\0") == (10, world.now)
+    assert world.state.tables["missed"].get(b"\0\0\0\1\0\0\0\1\0\0\0\0") == (10, world.now)
     assert [got.offset for got in world.fetch("a")] == list(range(12, 20))
     assert same_after_replay(world)
 
@@ -163,7 +163,7 @@ def test_a_group_that_has_processed_the_removed_messages_misses_nothing(
     world.ack("a", (0, 4))
     retain(world, days=3.5)
     assert world.group().positions[TopicPartition(1, 0)].floor == 14
-    assert not list(world.state.tables["passed"].range(b""))
+    assert not list(world.state.tables["missed"].range(b""))
 
 
 def test_a_new_group_begins_at_the_start_offset_and_cannot_be_reset_before_it(

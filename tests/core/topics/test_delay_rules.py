@@ -13,12 +13,9 @@ import pytest
 from tests.core.driver import Driver, token
 from txmq.batch import BatchView, encode, verify
 from txmq.broker.engine.log_reader import published_batches
-from txmq.core import machine
-from txmq.core.events.delays import BatchDelayed
 from txmq.core.events.outcome import Rejected
 from txmq.core.retention.broker_time import NoteTime
 from txmq.core.retention.log_floor import state_floor
-from txmq.core.state.state import State
 from txmq.core.topics import delayed
 from txmq.core.topics.delay_rules import (
     RECALL_RETENTION,
@@ -38,11 +35,10 @@ from txmq.model.decider import ByBroker, ByPostgres, Decider
 from txmq.model.message import Decision, Message
 from txmq.model.units import DAY, SECOND
 from txmq.store import tables as t
-from txmq.store.tables import MemoryTables
 from txmq.wire.data_requests import SendReceipt
 
 PRODUCER = b"p" * 16
-POSTGRES = ByPostgres(1, 1, 5, 7)
+POSTGRES = ByPostgres(1, 1, 5, 7, 1)
 
 
 def send(core: Driver, *messages: Message, partition: int = 0) -> Any:
@@ -387,26 +383,3 @@ def test_a_time_set_back_shortens_only_spans_that_began_in_it(core: Driver) -> N
     again = core.replayed()
     assert again.delayed_count == 0
     assert dict(again.tables[t.DELAYED_AT].range(b"")) == {}
-
-
-def test_a_row_of_an_older_version_has_no_span(core: Driver) -> None:
-    """Its time stays when the broker's is set back."""
-    send(core, Message(b"x", delay=5))
-    [(key, row)] = core.state.tables[t.DELAYED].range(b"")
-    core.state.tables[t.DELAYED].put(key, tuple(row)[:8])
-    core.do(NoteTime(0, back=DAY))
-    [waiting] = delayed.scan(core.state)
-    assert (waiting.due, waiting.message.span) == (core.now + 5 * SECOND, 0)
-
-
-def test_an_event_of_an_older_version_has_no_spans(core: Driver) -> None:
-    send(core, Message(b"x", delay=5))
-    [(place, stored)] = [one for one in core.log if isinstance(one[1], BatchDelayed)]
-    state = State(MemoryTables())
-    assert isinstance(stored, BatchDelayed)
-    rows: Any = tuple(tuple(row)[:5] for row in stored.rows)
-    older = stored._replace(rows=rows)
-    for context, event in core.log:
-        machine.apply(state, older if context == place else event, context)
-    [waiting] = delayed.scan(state)
-    assert (waiting.due, waiting.message.span) == (core.now + 5 * SECOND, 0)

@@ -96,7 +96,7 @@ def test_retention_and_the_floor_of_the_log_go_past_lost_messages(
 
 def test_a_bundle_whose_bytes_are_lost_is_published_without_them(core: Driver) -> None:
     number, begun = token(core, 1), core.end
-    core.store(number, [("t", 0, "k", "half")], ByPostgres(1, 1, 5, 7))
+    core.store(number, [("t", 0, "k", "half")], ByPostgres(1, 1, 5, 7, 1))
     give_up(core.state, [(begun, core.end)])
     machine.save(core.state)
     core.state = machine.load(core.state.tables)

@@ -9,8 +9,6 @@ import pytest
 
 from tests.core.driver import Driver
 from txmq.core import machine
-from txmq.core.events import base as events
-from txmq.core.events.topics import TopicAltered
 from txmq.core.topics import schemas
 from txmq.core.topics.schemas import ChangedSchema, ChangeSchema
 from txmq.core.topics.topics import AlterTopic, CreateTopic, DeleteTopic
@@ -92,9 +90,3 @@ def test_all_schemas_are_bounded(core: Driver, monkeypatch: pytest.MonkeyPatch) 
     assert core.do(ChangeSchema("u", ONE)).error is Throttled
     change(core, "")
     assert core.do(ChangeSchema("u", ONE)).schema == ONE
-
-
-def test_settings_of_an_older_log_are_read(core: Driver) -> None:
-    older = TopicAltered(1, tuple(core.state.topics["t"].settings)[:8])
-    core.record(events.decode(5, events.encode(older)))
-    assert core.state.topics["t"].settings.schema == ""

@@ -209,7 +209,7 @@ def test_a_send_that_has_to_wait_does_not_share_a_record(core: Driver) -> None:
     assert sends.can_share_record(core.state, topic, send(0))
     assert sends.can_share_record(core.state, None, send(0, "none"))
     assert not sends.can_share_record(core.state, topic, send(0, delay=5))
-    core.store(token(core, 1), [("t", 1, "k", "half")], ByPostgres(1, 1, 5, 7))
+    core.store(token(core, 1), [("t", 1, "k", "half")], ByPostgres(1, 1, 5, 7, 1))
     assert not sends.can_share_record(core.state, topic, send(0, partition=1))
     assert sends.can_share_record(core.state, topic, send(0))
 

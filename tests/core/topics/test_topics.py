@@ -21,7 +21,7 @@ from txmq.model.decider import ByPostgres
 from txmq.model.message import Decision, Message
 from txmq.wire.data_requests import SendReceipt
 
-POSTGRES = ByPostgres(1, 1, 5, 7)
+POSTGRES = ByPostgres(1, 1, 5, 7, 1)
 
 
 def error_of(reply: Any) -> type[Exception]:

@@ -23,7 +23,7 @@ from txmq.model.message import Decision, Message
 from txmq.model.units import SECOND
 from txmq.store.tables import HOLDS, UNDECIDED
 
-POSTGRES = ByPostgres(1, 1, 5, 7)
+POSTGRES = ByPostgres(1, 1, 5, 7, 1)
 C, R = Decision.COMMIT, Decision.ROLLBACK
 
 

@@ -29,7 +29,7 @@ from txmq.model.message import Decision, Message
 from txmq.model.units import SECOND
 from txmq.store.tables import HOLDS, QUEUED, UNDECIDED
 
-POSTGRES = ByPostgres(1, 1, 5, 7)
+POSTGRES = ByPostgres(1, 1, 5, 7, 1)
 LOCAL = ByBroker()
 
 

@@ -14,7 +14,7 @@ from txmq.model.decider import ByBroker, ByHome, ByJob, ByPostgres, Decider
 from txmq.model.message import Decision
 from txmq.model.units import SECOND
 
-POSTGRES = ByPostgres(1, 1, 5, 7)
+POSTGRES = ByPostgres(1, 1, 5, 7, 1)
 
 
 def store(

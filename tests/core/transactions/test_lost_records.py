@@ -87,7 +87,7 @@ def busy(core: Driver) -> None:
     """Record sends, halves, a large bundle and a job, decided one after the other."""
     halves = [token(core, number) for number in (1, 2)]
     for name in halves:
-        core.store(name, [("t", 0, "a", name.hex())], ByPostgres(1, 1, 5, 7))
+        core.store(name, [("t", 0, "a", name.hex())], ByPostgres(1, 1, 5, 7, 1))
     core.send("t", "queued", key="a")
     core.send("t", "plain")
     for name in reversed(halves):

@@ -16,7 +16,7 @@ from txmq.model.decider import ByChecker, ByPostgres, Decider
 from txmq.model.message import Decision
 from txmq.model.units import DAY
 
-POSTGRES = ByPostgres(1, 1, 5, None)
+POSTGRES = ByPostgres(1, 1, 5, None, 1)
 COMMIT, ROLLBACK = Decision.COMMIT, Decision.ROLLBACK
 
 

@@ -39,7 +39,10 @@ from txmq.tx.xid import Xid
 
 LOG, OTHER_LOG = b"l" * 16, b"o" * 16
 XID = ByForeign(7, b"gtrid", b"bqual")
-BRANCHES = (PostgresBranch(1, 5, "shop", "orders", "1_YQ==_Yg==", None), BrokerBranch(OTHER_LOG))
+BRANCHES = (
+    PostgresBranch(1, 5, "shop", "orders", "1_YQ==_Yg==", None, 1, 1),
+    BrokerBranch(OTHER_LOG),
+)
 
 
 def home(core: Driver, number: int, log_id: bytes = LOG, **options: Any) -> bytes:
@@ -145,7 +148,7 @@ def test_an_old_token_that_is_still_stored_is_answered(core: Driver) -> None:
 
 @pytest.mark.parametrize(
     "decider",
-    [ByPostgres(1, 1, 5, 7), ByChecker("orders"), XID, ByHome(OTHER_LOG, b"t" * 16)],
+    [ByPostgres(1, 1, 5, 7, 1), ByChecker("orders"), XID, ByHome(OTHER_LOG, b"t" * 16)],
     ids=str,
 )
 def test_resolving_an_outcome_never_rolls_back_what_another_decides(
@@ -185,7 +188,7 @@ def test_a_foreign_manager_commits_in_one_phase(core: Driver) -> None:
 
 def test_a_one_phase_commit_waits_behind_a_half_of_its_key(core: Driver) -> None:
     half = token(core, 9)
-    core.store(half, [("t", 0, "k", "half")], ByPostgres(1, 1, 5, 7))
+    core.store(half, [("t", 0, "k", "half")], ByPostgres(1, 1, 5, 7, 1))
     assert foreign(core, 1, commit=True).state is BundleState.COMMITTED
     core.do(DecideTransaction(half, COMMIT, "resolver"))
     assert core.bodies("t") == ["half", "1"]
@@ -194,7 +197,7 @@ def test_a_one_phase_commit_waits_behind_a_half_of_its_key(core: Driver) -> None
 def test_undecided_branches_are_listed_until_they_are_decided(core: Driver) -> None:
     one, two = home(core, 1), token(core, 2)
     foreign(core, 2)
-    core.store(token(core, 3), [("t", 0, "z", "h")], ByPostgres(1, 1, 5, 7))
+    core.store(token(core, 3), [("t", 0, "z", "h")], ByPostgres(1, 1, 5, 7, 1))
     core.store(
         token(core, 4),
         [("t", 0, None, "open")],

@@ -11,13 +11,15 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 from random import Random
-from types import SimpleNamespace
 from typing import Any, cast
+from unittest.mock import patch
 
 from tests.core.driver import Driver
 from tests.recover.spool.disks import batch as encoded_batch
 from txmq.batch import BatchView, verify
 from txmq.client.protocol.conversation import Conversation
+from txmq.client.protocol.sender import spool_drain
+from txmq.client.protocol.sender.multi_send import MAX_BATCHES
 from txmq.client.protocol.sender.spool_chain import SpoolChain
 from txmq.client.protocol.sender.spool_drain import SpoolDrain
 from txmq.client.protocol.sender.topics import TopicCache
@@ -29,7 +31,7 @@ from txmq.model.keys import partition_of
 from txmq.model.message import message_id
 from txmq.recover.spool import SpoolDirectory
 from txmq.testing.simfs import SimFS
-from txmq.wire.batched import SENDS, SKIPS, BatchedReply, pack_replies, unpack_requests
+from txmq.wire.batched import BatchedReply, pack_replies, unpack_requests
 from txmq.wire.data_requests import Opcode, pack_send_receipt, unpack_send
 from txmq.wire.frames import Frame
 from txmq.wire.status import OK, error_reply
@@ -94,11 +96,7 @@ class Connection:
     requests: list[Frame] = field(default_factory=list)
     replies: list[Frame] = field(default_factory=list)
     last: int = 0
-    features: tuple[str, ...] = (SENDS, SKIPS)  # those of an older broker have none
-
-    @property
-    def welcome(self) -> object:
-        return SimpleNamespace(features=self.features)
+    most: int = MAX_BATCHES  # in a frame
 
     def request(self, opcode: int, payload: Any) -> tuple[int, list[bytes]]:
         self.last += 1
@@ -143,9 +141,7 @@ class Producer:
     def step(self) -> None:
         """Do one step of the drain, as the sender's thread does."""
         if self.connection is None:
-            self.connection = Connection(
-                features=(SENDS,) * (self._world.rng.random() < 0.6) + (SKIPS,)
-            )
+            self.connection = Connection(most=MAX_BATCHES if self._world.rng.random() < 0.6 else 1)
         if self.drain is None:
             if self.chain.empty:
                 return
@@ -167,7 +163,8 @@ class Producer:
         if drain.to_skip is not None:
             broker.driver.do(SkipSequences(*drain.to_skip))
             drain.skipped()
-        drain.next_writes(cast("Conversation", self.connection))
+        with patch.object(spool_drain, "MAX_BATCHES", self.connection.most):
+            drain.next_writes(cast("Conversation", self.connection))
 
     def exchange(self) -> None:
         """Let a request arrive, or a reply."""

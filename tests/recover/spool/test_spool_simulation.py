@@ -13,14 +13,12 @@ import pytest
 
 from tests.recover.spool.disks import batch, store
 from tests.recover.spool.spool_world import TOPIC, Connection, Producer, SpoolWorld
-from txmq.client.protocol.sender import spool_drain
 from txmq.client.protocol.sender.spool_drain import SpoolDrain
 from txmq.core.topics import sends
 from txmq.core.topics.topics import CreateTopic, GrowTopic
 from txmq.model.keys import partition_of
 from txmq.recover.spool import Spool
 from txmq.store.log import writer
-from txmq.wire.batched import SKIPS
 
 SEEDS = range(*map(int, os.environ.get("TXMQ_SEEDS", "1:61").split(":")))
 
@@ -88,7 +86,7 @@ def test_what_a_copy_left_undone_of_a_batch_is_sent() -> None:
         store(world.producer.chain.own, one._replace(partition=partition, epoch=known.epoch))
         world.acked(TOPIC, bodies)
     copy = Producer(world, world.producer.fs.copy())
-    copy.connection = Connection(features=(SKIPS,))
+    copy.connection = Connection(most=1)
     world.broker.driver.do(GrowTopic(TOPIC, 5))
     while not world.broker.published:
         copy.step()
@@ -109,7 +107,7 @@ def test_without_skips_a_copy_and_its_original_double_messages(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A planted bug: behind a refused batch a copy goes on in a session of its own."""
-    monkeypatch.setattr(spool_drain, "supports_skips", lambda _welcome: False)
+    monkeypatch.setattr(SpoolDrain, "_skip", SpoolDrain._renew)
     with pytest.raises(AssertionError, match="doubled"):
         test_a_copy_that_has_put_a_batch_aside_and_its_original_send_the_same(1)
 

@@ -239,11 +239,10 @@ def test_a_row_that_is_lost_or_comes_back_is_damage(path: Path) -> None:
 
 
 def test_an_index_without_digests_is_made_anew(path: Path) -> None:
-    """Versions before 0.1.0 wrote none."""
     one_row(path)
     with lmdb.open(str(path), max_dbs=len(NAMES)) as env, env.begin(write=True) as txn:
         txn.delete(b"digest", db=env.open_db(b"meta", txn=txn))
-    assert reopened(path) == (0, "an older version wrote it, without digests", EMPTY)
+    assert reopened(path) == (0, "its digests are missing", EMPTY)
 
 
 def test_an_index_without_a_table_of_today_is_made_anew(path: Path) -> None:
@@ -256,7 +255,7 @@ def test_an_index_without_a_table_of_today_is_made_anew(path: Path) -> None:
         body = msgpack.packb([position, digests])
         txn.put(b"digest", msgpack.packb([body, xxh3_64_intdigest(body)]), db=meta)
         txn.drop(env.open_db(ATTEMPTS.encode(), txn=txn))
-    assert reopened(path) == (0, "an older version wrote it, without table attempts", EMPTY)
+    assert reopened(path) == (0, "it was written without table attempts", EMPTY)
 
 
 def test_a_snapshot_of_a_damaged_index_is_not_finished(path: Path) -> None:

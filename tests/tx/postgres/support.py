@@ -64,7 +64,7 @@ def identity_of(dsn: str) -> ServerIdentity:
 
 
 def check_of(dsn: str, token: UUID, xid: int | None = None) -> Check:
-    return Check(token, LOG, identity_of(dsn), xid)
+    return Check(token, LOG, identity_of(dsn), xid, 1)
 
 
 def backend_pid(connection: Connection) -> int:

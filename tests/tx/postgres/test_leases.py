@@ -17,7 +17,7 @@ from txmq.model.message import ROLLBACK, UNKNOWN
 from txmq.tx.postgres.blocking import enqueue, may_have_reported
 from txmq.tx.postgres.brokers import DatabaseLease, registered, take_over
 from txmq.tx.postgres.outbox import NewOutboxRow
-from txmq.tx.postgres.resolver import Check, TokenResolver
+from txmq.tx.postgres.resolver import TokenResolver
 from txmq.tx.postgres.session import connect
 
 DIRECTORY, COPY = uuid4(), uuid4()
@@ -37,7 +37,7 @@ def works(database: str, resolver: TokenResolver) -> bool:
     log_id, token = resolver.lease.log_id, new_token()
     with closing(connect(database, application_name="test")) as connection:
         enqueue(connection, [NewOutboxRow(log_id, token, None, "s", 1, [], b"content")])
-    [answer] = resolver.resolve([Check(token, log_id, check_of(database, token).decider)])
+    [answer] = resolver.resolve([check_of(database, token)._replace(log_id=log_id)])
     fetched = resolver.fetch(log_id, [])
     fenced = rows(database, "SELECT FROM public.txmq_token WHERE tok = %s", str(token))
     if answer.verdict is UNKNOWN:

@@ -250,7 +250,6 @@ def test_a_partition_stays_until_it_is_old_without_doubt(
 def test_what_a_wrong_clock_has_closed_is_opened_from_now_on(
     database: str, connection: Connection
 ) -> None:
-    """An older version believed the server alone, and every transaction failed."""
     early = new_token()
     report(connection, LOG, "one", None)
     maintain(connection, now_ms=now_ms() + 30 * DAY_MS, fresh_ms=31 * DAY_MS)

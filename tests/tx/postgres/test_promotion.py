@@ -42,7 +42,7 @@ def commit(dsn: str, token: UUID) -> None:
 def ask(dsn: str, decider: ServerIdentity, *tokens: UUID) -> list[Answer]:
     resolver = TokenResolver(dsn)
     try:
-        return resolver.resolve([Check(token, LOG, decider) for token in tokens])
+        return resolver.resolve([Check(token, LOG, decider, None, 1) for token in tokens])
     finally:
         resolver.close()
 

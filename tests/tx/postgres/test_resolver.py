@@ -29,7 +29,7 @@ from txmq.testing.postgres_server import OwnServer
 from txmq.testing.wait import wait_until
 from txmq.tx.postgres.blocking import guarded_commit, insert_token
 from txmq.tx.postgres.evidence import Limits
-from txmq.tx.postgres.identity import Server, ServerIdentity
+from txmq.tx.postgres.identity import Server, ServerIdentity, TimelineHistory
 from txmq.tx.postgres.partitions import DAY_MS
 from txmq.tx.postgres.resolver import Answer, Check, ResolverPolicy, TokenResolver
 from txmq.tx.postgres.session import Connection, connect
@@ -265,8 +265,10 @@ def test_another_database_decides_nothing(
 
 def test_a_standby_decides_nothing_and_a_promoted_one_does() -> None:
     group = ServerIdentity(system_id=7, timeline=1, database_oid=5)
-    assert group.why_not(Server(group, True, 160000, 0)) == "the server is in recovery"
-    assert group.why_not(Server(group._replace(timeline=2), False, 160000, 0)) == ""
+    standby = Server(group, in_recovery=True, version=160000, max_prepared_transactions=0)
+    assert group.why_not(standby, 1) == "the server is in recovery"
+    promoted = standby._replace(identity=group._replace(timeline=2), in_recovery=False)
+    assert group.why_not(promoted, 1, TimelineHistory(2, {1: 9})) == ""
 
 
 def test_a_read_only_server_decides_nothing(database: str, resolver: TokenResolver) -> None:
@@ -337,7 +339,7 @@ def test_one_undecided_token_does_not_delay_the_others(
     decider = identity_of(database)
     expected = dict.fromkeys(committed, Decision.COMMIT) | dict.fromkeys(gone, Decision.ROLLBACK)
     expected |= dict.fromkeys([*open_one, *ancient], Decision.UNKNOWN)
-    checks = [Check(token, LOG, decider) for token in expected]
+    checks = [Check(token, LOG, decider, None, 1) for token in expected]
     answers = resolver.resolve([*checks, checks[0]])
     assert {
         check.token: answer.verdict for check, answer in zip(checks, answers, strict=False)
@@ -347,7 +349,7 @@ def test_one_undecided_token_does_not_delay_the_others(
 
 def test_concurrent_resolvers_agree(database: str) -> None:
     decider, found = identity_of(database), list[list[Decision]]()
-    checks = [Check(new_token(), LOG, decider) for _ in range(300)]
+    checks = [Check(new_token(), LOG, decider, None, 1) for _ in range(300)]
     with closing(producer(database)) as connection, connection.cursor() as cursor:
         committed = [str(check.token) for check in checks[::2]]
         cursor.execute(

@@ -153,7 +153,7 @@ class Race:
         while not self.stop.is_set():
             token = new_token()
             try:
-                self._transaction(connection, chance, Check(token, LOG, decider))
+                self._transaction(connection, chance, Check(token, LOG, decider, None, 1))
             except TransactionError as error:
                 self.counts[type(error).__name__] += 1
                 if not isinstance(error, InDoubt):

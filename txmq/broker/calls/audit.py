@@ -38,9 +38,7 @@ class AuditCalls:
         self._turns.run(call.reader, self._list(args), call.answer)
 
     def _list(self, args: wire.AuditList) -> Steps[dict[str, Any]]:
-        topic = self._engine.state.topics.get(AUDIT)
-        if topic is None:  # of an older version, which has not been started since
-            return {"entries": [], "next": None, "scanned": 0, "end": 0}
+        topic = self._engine.state.topics[AUDIT]
         found: list[dict[str, Any]] = []
         scanned, following = 0, args.after
         ended = False

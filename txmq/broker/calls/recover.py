@@ -248,9 +248,8 @@ class RecoverCalls:
 
 
 def _entry(row: wire.Entry) -> core.StoredEntry:
-    topic, topic_id, partition, offset, state, attempt, due, failure, *more = row
+    topic, topic_id, partition, offset, state, attempt, due, failure, generation, epoch = row
     report = None if failure is None else FailureReport(*failure)
-    generation, epoch = (*more, 0, 0)[:2]
     place = (topic, topic_id, partition, offset)
     return core.StoredEntry(*place, state, attempt, due, report, generation, epoch)
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 import structlog
 from twisted.python.failure import Failure
 
-from txmq.core import machine, upgrades
+from txmq.core import machine
 from txmq.core.events.base import (
     Event,
     RecordContext,
@@ -122,7 +122,6 @@ def _open_locked(
         )
         if tables is None:
             tables = LmdbTables.open(directory / "index", log_id=log.log_id)
-        _upgrade(tables)
         state, indexed = machine.load(tables), tables.position
         replayed = _catch_up(state, log, tables)
         opened.pop_all()
@@ -142,14 +141,6 @@ def _require_unused(fs: FileSystem, directory: Path) -> None:
         reason = f"the log is missing, from which {made[0]} was made"
         hint = "mount its disk, or restore a backup; a new log begins in an empty directory"
         raise CorruptRecord(segment_path(str(directory), 0), 0, reason, hint=hint)
-
-
-def _upgrade(tables: LmdbTables) -> None:
-    """Bring the tables of an older version up to date. They stand for the same position
-    of the log as before, and memory holds a part of the new rows at a time.
-    """
-    for _step in upgrades.upgrade(tables):
-        write_tables(tables, tables.position, durable=tables.position)
 
 
 def _catch_up(state: State, log: Log, tables: LmdbTables) -> int:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from txmq.broker.data_directory.private_files import replace_file
 from txmq.model.decider import DatabaseId
-from txmq.tx.postgres.brokers import UNBOUNDED, KnownReports
+from txmq.tx.postgres.brokers import KnownReports
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -34,8 +34,7 @@ class StoredReports:
         self._known: dict[DatabaseId, KnownReports] = {}
         if self._path.exists():
             for line in self._path.read_text("ascii").splitlines():
-                system_id, database_oid, *numbers = map(int, line.split())
-                stored, most = (*numbers, UNBOUNDED)[:2]
+                system_id, database_oid, stored, most = map(int, line.split())
                 known = KnownReports(stored, most, remembered=True)
                 self._known[DatabaseId(system_id, database_oid)] = known
 

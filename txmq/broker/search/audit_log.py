@@ -30,9 +30,7 @@ def about(engine: Engine, wanted: AuditList) -> Steps[list[dict[str, Any]]]:
     """Return the newest entries about one thing, oldest first, as far as they are among
     the newest of all.
     """
-    topic, found = engine.state.topics.get(AUDIT), list[dict[str, Any]]()
-    if topic is None:  # of an older version, which has not been started since
-        return found
+    topic, found = engine.state.topics[AUDIT], list[dict[str, Any]]()
     before: int | None = None
     for _number in range(0, LOOKED_THROUGH, ENTRIES_PER_STEP):
         # anew in each step: the table changes between them

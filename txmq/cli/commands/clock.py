@@ -39,9 +39,7 @@ def clock(
     that retention goes by. Exit status 1: the machine's clock is not believed.
     """
     if confirm:
-        # Brokers of older versions refuse what they do not know.
-        forced = {"force": True} if force else {}
-        reply = session.client.call("clock.confirm", operator=operator, reason=reason, **forced)
+        reply = session.client.call("clock.confirm", operator=operator, reason=reason, force=force)
     else:
         reply = session.client.call("clock.show")
     session.out.show(reply if session.out.as_json else _all_databases(reply))
@@ -51,6 +49,6 @@ def clock(
 
 def _all_databases(reply: dict[str, Any]) -> dict[str, Any]:
     """Return a reply with one table of databases, those of unknown clocks included."""
-    unknown = reply.pop("not_compared", ())  # brokers of older versions do not have it
+    unknown = reply.pop("not_compared")
     rows = [{"name": one["name"], "at": None, "not_compared": one["reason"]} for one in unknown]
     return {**reply, "databases": [*reply["databases"], *rows]}

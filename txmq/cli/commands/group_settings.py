@@ -178,7 +178,6 @@ def alter(  # noqa: PLR0913  # its options
     if changes:
         retry = session.client.call("group.show", group=group)["settings"]["retry"] | changes
     policy = None if on_exhausted is None else on_exhausted.value
-    # brokers of older versions refuse what they do not know
     later: dict[str, Any] = dict(parse_named_limit(text, LIMITS) for text in limits or ())
     if keep_until_exported is not None:
         later["keep_until_exported"] = keep_until_exported

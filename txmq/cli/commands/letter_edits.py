@@ -19,7 +19,7 @@ from txmq.cli.command import CommandSession
 from txmq.cli.options import Group, Operator, Reason, Yes
 from txmq.cli.parsers import MessagePlace, NameValue, parse_header, parse_place
 from txmq.client.protocol.letter_edits import BodyCheck, check_body
-from txmq.errors import ConfigError, MessagesDamaged, RemoteProtocolError
+from txmq.errors import ConfigError, MessagesDamaged
 from txmq.model.message_diff import Version, diff
 from txmq.model.printable import escape_unprintable
 
@@ -133,11 +133,6 @@ def _newest(
         before = Version({}, f"damaged: {error.message}".encode())
     else:
         before = version_of(shown)
-    if "edits" not in shown:
-        raise RemoteProtocolError(
-            "the broker is of an older version, which edits no dead letters",
-            hint="start the new version of the broker first",
-        )
     return shown, before
 
 

@@ -96,9 +96,7 @@ def list_(
     own: Annotated[bool, typer.Option("--own", help="Also the broker's own topics.")] = False,
 ) -> None:
     """List all topics."""
-    # brokers of earlier versions do not know it
-    more: dict[str, Any] = {"own": True} if own else {}
-    session.show_list("topic.list", "topics", **more)
+    session.show_list("topic.list", "topics", own=own)
 
 
 @broker_command(app, "show", example="txmq topic show orders")

@@ -16,7 +16,6 @@ from txmq.cli.status_line import StatusLine
 from txmq.client.protocol.call_steps import run_calls
 from txmq.client.protocol.life_events import LifeEvent, events_of, name_of
 from txmq.client.protocol.lives import delivery_steps, life_steps, search_steps
-from txmq.errors import RemoteProtocolError
 
 if TYPE_CHECKING:
     from txmq.tx.postgres.session import Connection
@@ -92,13 +91,8 @@ def find_everywhere(
 
 
 def find_by_id(session: CommandSession, message: str) -> dict[str, Any] | None:
-    """Return a message of any topic by its id, with its body. A broker of an older
-    version finds none.
-    """
-    try:
-        found, _more = find_everywhere(session, key=None, message=message, limit=1, bodies=True)
-    except RemoteProtocolError:
-        return None
+    """Return a message of any topic by its id, with its body."""
+    found, _more = find_everywhere(session, key=None, message=message, limit=1, bodies=True)
     return found[0] if found else None
 
 

@@ -144,9 +144,8 @@ def rollback(
 def _decide(
     session: CommandSession, token: str, outcome: str, operator: str, reason: str, *, force: bool
 ) -> None:
-    forced = {"force": True} if force else {}  # brokers of earlier versions do not know it
     reply = session.client.call(
-        "tx.decide", token=token, outcome=outcome, operator=operator, reason=reason, **forced
+        "tx.decide", token=token, outcome=outcome, operator=operator, reason=reason, force=force
     )
     session.out.show(reply)
 

@@ -30,7 +30,6 @@ from txmq.client.protocol.identity import ProducerInstance
 from txmq.client.protocol.sender.topics import TopicCache, TopicMetadata
 from txmq.client.protocol.settings import ClientSettings
 from txmq.errors import ConnectionLost, Throttled, TxmqError
-from txmq.wire.batched import POSITIONS
 from txmq.wire.calls.encoding import encode_call
 from txmq.wire.data_requests import Opcode
 from txmq.wire.json import parse_result
@@ -111,16 +110,6 @@ class AioCore(MeetsLog):
             await self.request(Opcode.PING, repeat=True)
         assert self._log.log_id is not None, "the welcome has it"
         return self._log.log_id
-
-    async def has_feature(self, feature: str) -> bool:
-        """Return whether the broker has it. Ask where no broker has been met yet."""
-        if self._log.features is None:
-            await self.request(Opcode.PING, repeat=True)
-        return feature in (self._log.features or ())
-
-    async def takes_positions(self) -> bool:
-        """Return whether the broker takes log positions in deciders."""
-        return await self.has_feature(POSITIONS)
 
     @property
     def sender(self) -> AioSender:

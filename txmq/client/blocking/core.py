@@ -32,7 +32,6 @@ from txmq.client.protocol.sender.multi_send import SenderStats, warn_of_unsent
 from txmq.client.protocol.sender.topics import TopicCache
 from txmq.client.protocol.settings import EXIT_S, ClientSettings
 from txmq.errors import BrokerUnavailable, ConnectionLost, RequestTimeout, Throttled
-from txmq.wire.batched import POSITIONS
 from txmq.wire.calls.encoding import encode_call
 from txmq.wire.data_requests import Opcode
 from txmq.wire.json import parse_result
@@ -106,23 +105,6 @@ class BlockingCore(MeetsLog):
         self.require_reachable()
         assert self._log.log_id is not None, "the welcome has it"
         return self._log.log_id
-
-    @property
-    def takes_positions(self) -> bool:
-        """Return whether the broker takes log positions in deciders and participants.
-
-        Raises as a call where no broker has been met yet.
-        """
-        return self.has_feature(POSITIONS)
-
-    def has_feature(self, feature: str) -> bool:
-        """Return whether the broker has it.
-
-        Raises as a call where no broker has been met yet.
-        """
-        if self._log.features is None:
-            self.request(Opcode.PING)
-        return feature in (self._log.features or ())
 
     @property
     def stats(self) -> SenderStats:

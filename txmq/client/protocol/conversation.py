@@ -72,7 +72,6 @@ class LogIdentity:
     log_id: UUID | None = None
     boot_epoch: int = 0  # of the last welcome
     incarnation: UUID | None = None  # of the last welcome
-    features: tuple[str, ...] | None = None  # of the last welcome
 
     def check(self, welcome: Welcome) -> None:
         """Remember log, incarnation and boot epoch of the welcome.
@@ -106,7 +105,7 @@ class LogIdentity:
             )
         _newest_epochs[welcome.log_id] = welcome.boot_epoch
         _incarnations[welcome.log_id] = self.incarnation = welcome.incarnation
-        self.boot_epoch, self.features = welcome.boot_epoch, welcome.features
+        self.boot_epoch = welcome.boot_epoch
 
 
 class MeetsLog:

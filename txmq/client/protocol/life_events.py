@@ -136,7 +136,7 @@ def _is_told(group: Fields, at: int) -> bool:
     return any(one["at"] == at for one in group.get("deliveries", ()))
 
 
-UNKNOWN = "not known: the broker is of an older version, or they may not be read"
+UNKNOWN = "not known: they may not be read"
 LOST = "the log before is gone, or damaged: earlier deliveries are not known"
 UNREAD = "the log was not read from here on: later deliveries are not known"
 

@@ -11,7 +11,6 @@ from txmq.errors import (
     AccessDenied,
     LocalProtocolError,
     OffsetOutOfRange,
-    RemoteProtocolError,
     UnknownTopic,
     UnknownTransaction,
 )
@@ -118,20 +117,18 @@ def delivery_steps(
 
     It is read from the first of them on, for so many replies, each of which takes
     `within_ms` at most; None = no limit. `deliveries_known` of a
-    life says what was read; null = nothing, by a broker of an older version.
+    life says what was read; null = nothing, as the caller may not.
     """
     lives = [message["life"] for message in messages if message.get("life")][:PAGE]
     if not lives:
         return
     places = [[life["topic"], life["partition"], life["offset"]] for life in lives]
     known: dict[str, Any] | None = None
-    # brokers of older versions do not know the field
-    within = {} if within_ms is None else {"within_ms": within_ms}
-    args: dict[str, Any] = {"messages": places, **within}
+    args: dict[str, Any] = {"messages": places, "within_ms": within_ms}
     for _number in range(replies):
         try:
             page = yield "message.deliveries", args
-        except (RemoteProtocolError, UnknownTopic, AccessDenied):
+        except (UnknownTopic, AccessDenied):
             break
         for one in page["deliveries"]:
             _add_delivery(lives[one.pop("message")], one)
@@ -190,14 +187,8 @@ def _token_of(message: dict[str, Any]) -> str | None:
 
 
 def operation_steps(wanted: dict[str, Any]) -> CallSteps[list[dict[str, Any]]]:
-    """Return the newest entries of the audit topic, oldest first. A broker of an older
-    version has none.
-    """
-    args = {"newest": True, "limit": MAX_OPERATIONS, **wanted}
-    try:
-        page = yield "audit.list", args
-    except RemoteProtocolError:
-        return []
+    """Return the newest entries of the audit topic, oldest first."""
+    page = yield "audit.list", {"newest": True, "limit": MAX_OPERATIONS, **wanted}
     return [entry for entry in reversed(page["entries"]) if "damaged" not in entry]
 
 

@@ -23,8 +23,7 @@ Offsets = Mapping[PartitionName, int]
 which topic and of which messages.
 """
 
-VERSION = 2
-VERSIONS = (1, VERSION)  # 1: offsets alone
+VERSION = 1
 
 
 class ReadBatch(NamedTuple):
@@ -76,7 +75,7 @@ class _Saved(WireModel):
     version: int
     log_id: str
     offsets: dict[str, Annotated[dict[int, Annotated[int, Field(ge=0)]], Field()]]
-    batches: dict[str, dict[int, tuple[int, int, int]]] = Field(default_factory=dict)
+    batches: dict[str, dict[int, tuple[int, int, int]]]
 
 
 class FileOffsets:
@@ -173,7 +172,7 @@ def _translated(directory: Path) -> Iterator[None]:
 def _parsed(path: Path, data: bytes) -> _Saved:
     with suppress(TxmqError):
         saved = parse_as(_Saved, data)
-        if saved.version in VERSIONS:
+        if saved.version == VERSION:
             return saved
     raise ConfigError(
         "offsets",

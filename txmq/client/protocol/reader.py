@@ -133,9 +133,7 @@ class ReaderState:
             create = topic not in self._topic_ids
             described = yield _call("topic.describe", names=[topic], create=create)
             found = parse_description(topic, parse_result(described))
-            known = self._topic_ids.get(topic) or found.topic_id
-            self._topic_ids[topic] = known
-            if found.topic_id not in (0, known):
+            if found.topic_id != self._topic_ids.setdefault(topic, found.topic_id):
                 why = f"topic {topic!r} was deleted and made again since it was read"
                 raise TopicReplaced(f"reader {self.name!r}: {why}", hint=BEGIN_ANEW)
             existing += [(topic, number) for number in range(found.partitions)]

@@ -102,7 +102,7 @@ def _next_of_reset(state: State, group: ConsumerGroup) -> Event:
     new_offsets = tuple(
         (partition, max(offset, firsts[partition])) for partition, offset in sorted(offsets.items())
     )
-    return PositionReset(group.group_id, topic_id, new_offsets, group.epoch, "")
+    return PositionReset(group.group_id, topic_id, new_offsets, group.epoch, "", generation=0)
 
 
 def _next_of_clone(state: State, clone: ConsumerGroup) -> Event:

@@ -19,7 +19,7 @@ from txmq.core.state.positions import FAR, EffectsRecord
 from txmq.core.state.ranges import RangeMap
 from txmq.core.state.restores import epoch_of, epoch_start, epoch_steps
 from txmq.errors import Conflict, UnknownTopic
-from txmq.model.topic_partition import TopicPartition
+from txmq.model.topic_partition import FIRST_EPOCH, TopicPartition
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -102,7 +102,7 @@ def describe_inbox(state: State, at: InboxPartition) -> dict[str, Any] | Rejecte
     steps = epoch_steps(state, group, tp)
     return {
         "epoch": epoch_of(state, group, tp),
-        "older": [group.first_epoch, *(epoch for _offset, epoch in steps)],
+        "older": [FIRST_EPOCH, *(epoch for _offset, epoch in steps)],
         "steps": steps,
         "end": topic.end_offsets[tp[1]],
         "floor": position.floor,

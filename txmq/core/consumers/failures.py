@@ -406,8 +406,8 @@ def apply_failed(state: State, event: Retried | DeadLettered, context: RecordCon
     elif not isinstance(event, Retried) or event.failed:
         circuit_breaker.record_failure(group, ref, row, at)
     if not isinstance(event, Retried) or event.failed:
-        before = failed_messages.before_failure(state, group, ref)
-        attempts.record(state, group, ref, before, row, at)
+        failed_messages.before_failure(state, group, ref)
+        attempts.record(state, group, ref, row, at)
     key_fences.apply_changes(state, group, event.moves, event.fences, at)
 
 

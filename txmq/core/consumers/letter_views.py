@@ -94,10 +94,8 @@ def describe_letter(
         return failures.unknown_letter(group, (topic, partition, offset))
     letter = view_of(state, group, ref, row)
     failed = attempts.get(state, group, ref)
-    # a letter of an older version has no history but its last failure
-    kept = failed.attempts or (attempts.attempt_of(row, row.dead_at),)
-    letter.fields["failures"] = failed.failures or 1
-    letter.fields["history"] = [attempt._asdict() for attempt in kept]
+    letter.fields["failures"] = failed.failures
+    letter.fields["history"] = [attempt._asdict() for attempt in failed.attempts]
     versions = dict(letter_edits.versions(state, (group.group_id, *ref))) if row.edits else {}
     letter.fields["versions"] = [
         {
@@ -179,7 +177,7 @@ def row_state(row: FailedMessage) -> str:
 
 def _state(row: FailedMessage) -> str:
     """Return the state of a letter in a reply. A dead one stays "dead" while an
-    undecided transaction replays it, as older clients know it.
+    undecided transaction replays it.
     """
     if row.kind == FailedKind.LETTER:
         return "dead"

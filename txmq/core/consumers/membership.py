@@ -72,11 +72,10 @@ class Identities(NamedTuple):
 
     `topics`: the ids of the member's topics, by name. `resets`: topic, partition, the
     generation that its last reset began, and (offset, epoch from there on) where it is
-    not `first_epoch`; of partitions that were reset.
+    not FIRST_EPOCH; of partitions that were reset.
     """
 
     topics: dict[str, int]
-    first_epoch: int
     resets: tuple[tuple[str, int, int, EpochSteps], ...]
 
 
@@ -374,7 +373,6 @@ def identities(state: State, group: ConsumerGroup, topics: Iterable[int]) -> Ide
     names = {topic_id: state.topics_by_id[topic_id].name for topic_id in sorted(wanted)}
     return Identities(
         {name: topic_id for topic_id, name in names.items()},
-        group.first_epoch,
         tuple(
             (names[tp[0]], tp[1], group.resets.get(tp, 0), epoch_steps(state, group, tp))
             for tp in sorted(group.resets.keys() | group.epochs.keys() | _restored(state, wanted))

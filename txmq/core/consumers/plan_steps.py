@@ -14,7 +14,7 @@ from txmq.core.consumers import failures, key_fences
 from txmq.core.consumers.key_fences import FailureChanges
 from txmq.core.consumers.plans import MAX_REASON, pause_of
 from txmq.core.events.outcome import Appliers, Deciders, Outcome
-from txmq.core.events.plans import PlanAdvanced, PlanMoved, PlanPutBack, SkippedLetter
+from txmq.core.events.plans import PlanMoved, PlanPutBack, SkippedLetter
 from txmq.core.state import failed_messages, failed_rows, passed_letters, plan_blocks, plan_letters
 from txmq.core.state.plan_blocks import Block, PlacedBlock
 from txmq.core.state.plan_letters import PlacedLetter
@@ -246,10 +246,9 @@ def reason_to_skip(
     return ""
 
 
-def apply_advanced(state: State, event: PlanAdvanced | PlanPutBack, context: RecordContext) -> None:
+def apply_put_back(state: State, event: PlanPutBack, context: RecordContext) -> None:
     """Apply: the letters of `moves` have rows of retries. All others up to the cursor
-    are retries because it has passed them: a PlanAdvanced has none of these, unless the
-    log has lost others.
+    are retries because it has passed them.
     """
     plan, group = state.plans.by_id[event.plan_id], state.groups.by_id[event.group_id]
     leave(state, plan, group, event.skipped, LetterOutcome.SKIPPED)
@@ -259,18 +258,10 @@ def apply_advanced(state: State, event: PlanAdvanced | PlanPutBack, context: Rec
             state, plan, row.visible_at, (topic_id, partition, offset), LetterOutcome.DELIVERED
         )
     key_fences.apply_changes(state, group, event.moves, event.fences, context.stored_at)
-    if event.cursor > plan.cursor:
-        _pass(state, plan, group, event.cursor, context.end)
-
-
-def _pass(state: State, plan: Plan, group: ConsumerGroup, cursor: bytes, end: int) -> None:
-    """Apply: put back what nothing has become of, up to the cursor, by a record that
-    ends there in the log.
-    """
-    passed, letters = plan_blocks.untouched(state, plan, cursor)
-    plan.cursor = cursor
+    passed, letters = plan_blocks.untouched(state, plan, event.cursor)
+    plan.cursor = event.cursor
     plan_letters.count_passed(state, plan, letters, LetterOutcome.DELIVERED)
-    passed_letters.put_back(state, group, plan.plan_id, passed, end)
+    passed_letters.put_back(state, group, plan.plan_id, passed, context.end)
 
 
 def leave(
@@ -304,7 +295,4 @@ def _set_outcome(
 DECIDERS: Deciders = {
     AdvancePlan: decide_advance,
 }
-APPLIERS: Appliers = {
-    PlanAdvanced: apply_advanced,
-    PlanPutBack: apply_advanced,
-}
+APPLIERS: Appliers = {PlanPutBack: apply_put_back}

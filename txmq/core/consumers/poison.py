@@ -99,5 +99,5 @@ def record_deaths(state: State, group: ConsumerGroup, moves: Iterable[Move], at:
             death = row._replace(
                 error_type=CONSUMER_DIED, error_text=_death_text(row), fingerprint=""
             )
-            before = failed_messages.before_failure(state, group, ref)
-            attempts.record(state, group, ref, before, death, at)
+            failed_messages.before_failure(state, group, ref)
+            attempts.record(state, group, ref, death, at)

@@ -16,7 +16,7 @@ from txmq.core.consumers.authorization import find_group
 from txmq.core.consumers.key_fences import FailureChanges
 from txmq.core.consumers.plans import POLICY, CreatePlan, apply_created, decide_create, no_room
 from txmq.core.events.outcome import Appliers, Deciders, Outcome, Rejected
-from txmq.core.events.plans import PlanCreated, PolicyFired, PolicyPlanned, PolicySet
+from txmq.core.events.plans import PlanCreated, PolicyPlanned, PolicySet, PolicyVersionSeen
 from txmq.core.state import failed_messages
 from txmq.core.state.plans import Plan, PlanSettings
 from txmq.errors import BadRequest
@@ -184,7 +184,7 @@ def decide_fire(state: State, command: FirePolicy, now: int) -> Outcome | Reject
     if policy is None or waits_for(state, group) or command.version in policy.versions:
         return Outcome()
     if command.version and not policy.versions:
-        return Outcome((PolicyFired(group.group_id, 0, command.version),))
+        return Outcome((PolicyVersionSeen(group.group_id, command.version),))
     plan_id = state.plans.next_id
     settings = policy.settings._replace(start=True)
     name = _free_name(state, f"{group.name[:100]}-auto-{plan_id}")
@@ -222,18 +222,22 @@ def apply_set(state: State, event: PolicySet, context: RecordContext) -> None:
 def apply_planned(state: State, event: PolicyPlanned, context: RecordContext) -> None:
     fields: Any = event[:-1]
     apply_created(state, PlanCreated(*fields), context)
-    apply_fired(state, PolicyFired(event.group_id, event.plan_id, event.version), context)
+    fired = {"plan_id": event.plan_id, "fired_at": context.stored_at}
+    _change(state, event.group_id, event.version, **fired)
 
 
-def apply_fired(state: State, event: PolicyFired, context: RecordContext) -> None:
-    policy = _stored(state, event.group_id)
-    assert policy is not None, "it fired"
-    if event.version:
-        versions = (*policy.versions, event.version)[-KEPT_VERSIONS:]
-        policy = policy._replace(versions=versions)
-    if event.plan_id:
-        policy = policy._replace(plan_id=event.plan_id, fired_at=context.stored_at)
-    state.tables[t.POLICIES].put(t.GROUP_KEY.pack(event.group_id), _row(policy))
+def apply_seen(state: State, event: PolicyVersionSeen, context: RecordContext) -> None:
+    del context
+    _change(state, event.group_id, event.version)
+
+
+def _change(state: State, group_id: int, version: str, **fired: int) -> None:
+    policy = _stored(state, group_id)
+    assert policy is not None, "it is there"
+    if version:
+        policy = policy._replace(versions=(*policy.versions, version)[-KEPT_VERSIONS:])
+    row = _row(policy._replace(**fired))  # type: ignore[arg-type]  # numbers
+    state.tables[t.POLICIES].put(t.GROUP_KEY.pack(group_id), row)
 
 
 def _row(policy: ReplayPolicy) -> tuple[Any, ...]:
@@ -241,4 +245,8 @@ def _row(policy: ReplayPolicy) -> tuple[Any, ...]:
 
 
 DECIDERS: Deciders = {SetPolicy: decide_set, FirePolicy: decide_fire}
-APPLIERS: Appliers = {PolicySet: apply_set, PolicyFired: apply_fired, PolicyPlanned: apply_planned}
+APPLIERS: Appliers = {
+    PolicySet: apply_set,
+    PolicyPlanned: apply_planned,
+    PolicyVersionSeen: apply_seen,
+}

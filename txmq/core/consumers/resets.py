@@ -244,9 +244,6 @@ def _begin(state: State, group: ConsumerGroup, event: PositionReset | ResetBegun
             group.begin_epoch(tp, offset)
             if effects is not None:
                 effects.base = min(effects.base, offset)
-    if again and not event.generation:
-        group.first_epoch = event.epoch
-        group.epochs.clear()
 
 
 def apply_reset(state: State, event: PositionReset, context: RecordContext) -> None:

@@ -535,8 +535,8 @@ def _count_failures(state: State, group: ConsumerGroup, event: StoreReported, at
             circuit_breaker.record_probe_failure(group, leases.lease_of(group, ref), at)
         else:
             circuit_breaker.record_failure(group, ref, row, at)
-        before = failed_messages.before_failure(state, group, ref)
-        attempts.record(state, group, ref, before, row, at)
+        failed_messages.before_failure(state, group, ref)
+        attempts.record(state, group, ref, row, at)
 
 
 def _settle(state: State, group: ConsumerGroup, ref: MessageRef) -> None:

@@ -45,7 +45,7 @@ class GroupCreated(NamedTuple):
     settings: GroupSettings
     parent: int
     temporary: bool
-    epochs: Epochs = ()
+    epochs: Epochs
 
 
 @event(65)
@@ -54,7 +54,7 @@ class GroupChanged(NamedTuple):
 
     group_id: int
     settings: GroupSettings
-    by: str = ""
+    by: str
 
 
 @event(66)
@@ -64,7 +64,7 @@ class GroupPaused(NamedTuple):
     group_id: int
     paused: bool
     by: str
-    topic_id: int = 0
+    topic_id: int
 
 
 @event(67)
@@ -87,7 +87,7 @@ class MemberJoined(NamedTuple):
     member: str
     instance: str
     topics: tuple[int, ...]
-    static: bool = False
+    static: bool
 
 
 @event(69)
@@ -123,7 +123,7 @@ class PositionReset(NamedTuple):
 
     Failed messages at or above them are back in their places. A higher `epoch` is that
     of these partitions from now on. `generation` begins, so that members that do not
-    know of the reset get nothing; 0 in older records, whose epoch is the whole group's.
+    know of the reset get nothing; 0 = a ResetBegun before has begun it.
     """
 
     group_id: int
@@ -131,7 +131,7 @@ class PositionReset(NamedTuple):
     offsets: tuple[tuple[int, int], ...]
     epoch: int
     by: str
-    generation: int = 0
+    generation: int
 
 
 @event(72)
@@ -156,7 +156,7 @@ class ResetBegun(NamedTuple):
     offsets: tuple[tuple[int, int], ...]
     epoch: int
     by: str
-    generation: int = 0
+    generation: int
 
 
 @event(77)
@@ -194,7 +194,7 @@ class GroupCloned(NamedTuple):
     name: str
     source: int
     by: str
-    epochs: Epochs = ()
+    epochs: Epochs
 
 
 @event(101)
@@ -208,7 +208,7 @@ class CloneBegun(NamedTuple):
     name: str
     source: int
     by: str
-    epochs: Epochs = ()
+    epochs: Epochs
 
 
 @event(102)
@@ -285,11 +285,11 @@ class Delivered(NamedTuple):
     rows: tuple[MessageRef, ...]
     moves: tuple[Move, ...]
     fences: tuple[FenceChange, ...]
-    stops: tuple[Range, ...] = ()
-    expired: tuple[Range, ...] = ()
-    expired_rows: tuple[MessageRef, ...] = ()
-    unwanted: tuple[Range, ...] = ()
-    deaths: int = 0
+    stops: tuple[Range, ...]
+    expired: tuple[Range, ...]
+    expired_rows: tuple[MessageRef, ...]
+    unwanted: tuple[Range, ...]
+    deaths: int
 
 
 @event(81)
@@ -345,7 +345,7 @@ class Retried(NamedTuple):
     group_id: int
     moves: tuple[Move, ...]
     fences: tuple[FenceChange, ...]
-    failed: bool = True
+    failed: bool
 
 
 @event(86)
@@ -407,7 +407,7 @@ class StoreReported(NamedTuple):
     fences: tuple[FenceChange, ...]
     failed: tuple[MessageRef, ...]
     answered: tuple[MessageRef, ...]
-    returned: tuple[MessageRef, ...] = ()
+    returned: tuple[MessageRef, ...]
 
 
 @event(108)

@@ -28,7 +28,7 @@ class DelayedRow(NamedTuple):
     due: int
     tag_filter: int
     key_hash: int | None
-    span: int = 0
+    span: int
 
 
 @event(40)

@@ -30,7 +30,7 @@ class LetterEdited(NamedTuple):
     original: tuple[int, int] | tuple[()]
     by: str
     reason: str
-    reverts: bool = False
+    reverts: bool
 
 
 @event(141)

@@ -83,20 +83,6 @@ class PlanMoved(NamedTuple):
     resume_to: int = 0
 
 
-@event(133)
-class PlanAdvanced(NamedTuple):
-    """The next letters of a plan were put back or skipped, up to the key `cursor` of
-    table `plan_letters`. Older versions wrote it, with the row of each letter.
-    """
-
-    plan_id: int
-    group_id: int
-    moves: tuple[Move, ...]
-    fences: tuple[FenceChange, ...]
-    skipped: tuple[SkippedLetter, ...]
-    cursor: bytes
-
-
 @event(138)
 class PlanPutBack(NamedTuple):
     """The next letters of a plan were put back, up to the key `cursor` of table
@@ -124,20 +110,17 @@ class PolicySet(NamedTuple):
 
 
 @event(136)
-class PolicyFired(NamedTuple):
-    """A policy made a plan, 0 = none, or has seen another version of a member's
-    program.
-    """
+class PolicyVersionSeen(NamedTuple):
+    """A policy has seen the first version of a member's program: it makes no plan."""
 
     group_id: int
-    plan_id: int
     version: str
 
 
 @event(145)
 class PolicyPlanned(NamedTuple):
     """A policy made a plan, and it has seen this `version` of a member's program, "" =
-    none. Older versions wrote PlanCreated and PolicyFired.
+    none.
     """
 
     plan_id: int

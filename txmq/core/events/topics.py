@@ -16,7 +16,7 @@ class TopicCreated(NamedTuple):
     topic_id: int
     name: str
     partitions: int
-    epoch: int = 1
+    epoch: int
 
 
 @event(3)
@@ -124,7 +124,7 @@ class FirstsMoved(NamedTuple):
 
     topic_id: int
     firsts: tuple[tuple[int, int], ...]
-    passed: tuple[tuple[int, int, int], ...] = ()
+    passed: tuple[tuple[int, int, int], ...]
 
 
 @event(7)
@@ -146,5 +146,5 @@ class RowsRepointed(NamedTuple):
     """
 
     rows: tuple[tuple[int, int, int, int, int, int], ...]
-    unpinned: tuple[int, ...] = ()
-    versions: tuple[tuple[int, int, int, int, int, int, int], ...] = ()
+    unpinned: tuple[int, ...]
+    versions: tuple[tuple[int, int, int, int, int, int, int], ...]

@@ -27,7 +27,7 @@ class UnpublishedBatch(NamedTuple):
     count: int  # type: ignore[assignment]  # hides tuple.count
     tag_filter: int
     hashes: tuple[int, ...]  # of its keys
-    delay: Delay | None = None
+    delay: Delay | None
 
 
 @event(16)
@@ -121,7 +121,7 @@ class ConflictSeen(NamedTuple):
     token: bytes
     outcome: int
     by: str
-    reason: str = ""
+    reason: str
 
 
 @event(20)
@@ -149,7 +149,7 @@ class TransactionsForgotten(NamedTuple):
     """
 
     tokens: tuple[bytes, ...]
-    looked: bytes = b""
+    looked: bytes
 
 
 @event(22)
@@ -237,7 +237,7 @@ class BacklogDone(NamedTuple):
 
     tickets: tuple[int, ...]
     released: tuple[Released, ...]
-    later: tuple[tuple[int, bytes | None], ...] = ()
+    later: tuple[tuple[int, bytes | None], ...]
 
 
 @event(31)
@@ -276,7 +276,7 @@ class JobGroupsDone(NamedTuple):
     token: bytes
     groups: int
     released: tuple[Released, ...]
-    later: tuple[tuple[int, bytes | None], ...] = ()
+    later: tuple[tuple[int, bytes | None], ...]
 
 
 @event(26)

@@ -3,7 +3,7 @@
 `FirstsMoved` raises the start offsets of partitions. Failed messages of a batch are
 copied before it goes (`relocation`). Nothing of an undecided transaction goes: neither
 its batches nor the messages that it acks. A group below the new start offset goes on
-from there; table `passed` counts the messages that it has missed. The broker removes
+from there; table `missed` counts the messages that it has missed. The broker removes
 segments below the log floor (`log_floor`).
 """
 

@@ -1,7 +1,7 @@
 """The history of a failed message: its first failure, and the last ones.
 
 Table `attempts` has a row for each message that has failed, at the key of its row in
-table `moved`: the number of its failures, then those that are kept, oldest first. A
+table `failed`: the number of its failures, then those that are kept, oldest first. A
 replay begins no new history. The history ends with the row of the message; that of a
 dead letter that was processed ends when retention removes the message.
 """
@@ -56,21 +56,15 @@ def record(
     state: State,
     group: ConsumerGroup,
     ref: MessageRef,
-    before: FailedMessage | None,
     row: FailedMessage,
     at: int,
 ) -> None:
     """Apply: the message failed at the time `at`, and `row` has the error. Its plan is
     told, if it has one.
-
-    A row `before` without a history was a dead letter of an older version: its error
-    becomes the first one.
     """
     if row.plan:
         plan_letters.failed(state, row.plan, row.visible_at, ref, row.fingerprint)
     count, kept = get(state, group, ref)
-    if not count and before is not None and before.dead_at:
-        count, kept = 1, (attempt_of(before, before.dead_at),)
     if len(kept) > KEPT_LAST:
         kept = (kept[0], *kept[2:])
     state.tables[t.ATTEMPTS].put(

@@ -17,7 +17,7 @@ from txmq.core.state.positions import GroupPosition
 from txmq.core.state.put_back import PlainLetter, PutBackQueue
 from txmq.core.state.waiting_fences import WaitingFences
 from txmq.model.retry import RetryPolicy
-from txmq.model.topic_partition import TopicPartition
+from txmq.model.topic_partition import FIRST_EPOCH, TopicPartition
 from txmq.model.units import MINUTE, SECOND
 from txmq.store import tables as t
 
@@ -28,16 +28,14 @@ if TYPE_CHECKING:
 # topic id, partition, offset: one message. A plain tuple: hot paths make many of them.
 MessageRef = tuple[int, int, int]
 
-# A group's epoch, the one of partitions without their own, and (topic id, partition,
-# offset, epoch from there on) of the others; () = all 1.
-Epochs = tuple[int, int, tuple[tuple[int, int, int, int], ...]] | tuple[()]
+# A group's epoch, and (topic id, partition, offset, epoch from there on) of partitions
+# that have others than the first one; () = all 1.
+Epochs = tuple[int, tuple[tuple[int, int, int, int], ...]] | tuple[()]
 EpochSteps = tuple[tuple[int, int], ...]  # offset, epoch from there on; both rise
 
 CONCURRENT, ORDERED, BROADCAST = MODES = ("concurrent", "ordered", "broadcast")
 PARK, BLOCK, SKIP = ON_EXHAUSTED = ("park", "block", "skip")
 FIRST, LAST = "first", "last"
-# the last fields of a group's row, for rows written before they existed
-LATER_DEFAULTS: tuple[Any, ...] = ((), None, 0, (), (), False, 0, (), None, (), (), (), -1)
 
 
 class GroupSettings(NamedTuple):
@@ -150,11 +148,9 @@ class Lease:
     @classmethod
     def from_row(cls, row: Any) -> Lease:  # noqa: ANN401  # rows are untyped
         """Return a lease without its ranges: those stand in the positions."""
-        member, generation, granted_at, deadline, single, rows, *deaths = row
+        member, generation, granted_at, deadline, single, rows, deaths = row
         held = {tuple(ref) for ref in rows}
-        return cls(
-            member, generation, granted_at, deadline, single, len(held), set(), held, *deaths
-        )
+        return cls(member, generation, granted_at, deadline, single, len(held), set(), held, deaths)
 
 
 class FenceState(IntEnum):
@@ -271,17 +267,17 @@ class ConsumerGroup:
     parent: int = 0
     temporary: bool = False  # deleted with its member
     paused: bool = False
-    epoch: int = 1  # raised when messages shall be processed again
+    epoch: int = FIRST_EPOCH  # raised when messages shall be processed again
     generation: int = 0
-    first_epoch: int = 1  # of partitions without an entry in `epochs`
-    # the group's epoch when a part of a partition was last processed again
+    # the group's epoch when a part of a partition was last processed again; without an
+    # entry it is FIRST_EPOCH
     epochs: dict[TopicPartition, EpochSteps] = field(default_factory=dict)
     # the generation that the last reset of a partition began; older leases are over
     resets: dict[TopicPartition, int] = field(default_factory=dict)
     next_lease: int = 1
     next_letter: int = 1
     letters: int = 0  # open dead letters
-    exported_letters: int = 0  # those of them that an export has; -1 = to be counted
+    exported_letters: int = 0  # those of them that an export has
     members: dict[str, GroupMember] = field(default_factory=dict)
     positions: dict[TopicPartition, GroupPosition] = field(default_factory=dict)
     leases: dict[int, Lease] = field(default_factory=dict)
@@ -332,12 +328,12 @@ class ConsumerGroup:
     def epochs_row(self) -> Epochs:
         """The epochs of all partitions, for the next group of this name."""
         own = tuple((*tp, *step) for tp, steps in sorted(self.epochs.items()) for step in steps)
-        return (self.epoch, self.first_epoch, own) if self.epoch > 1 else ()
+        return (self.epoch, own) if self.epoch > FIRST_EPOCH else ()
 
     def set_epochs(self, row: Epochs) -> None:
         """Apply: take over the epochs of a row, if it has any."""
         if row:
-            self.epoch, self.first_epoch, own = row
+            self.epoch, own = row
             for topic_id, partition, *step in own:
                 tp = TopicPartition(topic_id, partition)
                 self.epochs[tp] = (*self.epochs.get(tp, ()), (step[0], step[1]))
@@ -431,17 +427,15 @@ class ConsumerGroup:
         group = cls(
             group_id, name, GroupSettings(*settings), parent, temporary, paused, epoch, generation
         )
-        group.next_lease, group.next_letter, group.letters, members, leases, retrying, *later = rest
-        later += LATER_DEFAULTS[len(later) :]
-        stops, breaker, group.breaker_openings, paused_topics, resets, *last = later
-        group.deleted, group.expired, isolated, clone, epochs, *last = last
-        last_resets, stores, group.exported_letters = last
-        # Rows written before partitions had epochs of their own: the group's is theirs.
-        group.set_epochs(epochs or (epoch, epoch, ()))
+        group.next_lease, group.next_letter, group.letters, members, leases, retrying, *rest = rest
+        stops, breaker, group.breaker_openings, paused_topics, resets, *rest = rest
+        group.deleted, group.expired, isolated, clone, epochs, *rest = rest
+        last_resets, stores, group.exported_letters = rest
+        group.set_epochs(epochs)
         group.paused_topics = set(paused_topics)
-        for member, instance, topics, since, partitions, *static in members:
+        for member, instance, topics, since, partitions, static in members:
             assigned = dict.fromkeys(map(TopicPartition._make, partitions))
-            group.members[member] = GroupMember(member, instance, topics, since, assigned, *static)
+            group.members[member] = GroupMember(member, instance, topics, since, assigned, static)
         for number, *row_of_lease in leases:
             lease = group.leases[number] = Lease.from_row(row_of_lease)
             group.leased_rows.update(dict.fromkeys(lease.rows, number))

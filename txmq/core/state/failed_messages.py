@@ -1,10 +1,10 @@
 """Failed messages: retrying, parked behind a key fence, at a consumer, dead letters,
 abandoned ones.
 
-Table `moved` has a row for each (`failed_rows`). Only this module and `passed_letters`
-write rows and indexes: a retrying message is in `retries` and `wakes` while no member
-holds it, a parked one in `parked`, one that a consumer's store has in `local`, dead
-letters and abandoned ones are in `letters`.
+Table `failed` has a row for each (`failed_rows`). Only this module and `passed_letters`
+write rows and indexes: a retrying message is in `retries` and `retries_by_time` while
+no member holds it, a parked one in `parked`, one that a consumer's store has in
+`local`, dead letters and abandoned ones are in `letters`.
 
 A letter that the cursor of its plan has passed keeps its row and its indexes for a
 while. What this module returns is what the row stands for by now (`passed_letters`).
@@ -64,12 +64,11 @@ def planned(
     return get(state, group, ref)
 
 
-def before_failure(state: State, group: ConsumerGroup, ref: MessageRef) -> FailedMessage | None:
-    """Apply: return the row of a message that fails now, if it had failed before. What
-    is left of a letter that was processed in an earlier life goes first.
+def before_failure(state: State, group: ConsumerGroup, ref: MessageRef) -> None:
+    """Apply: a message fails now. What is left of a letter that was processed in an
+    earlier life goes first.
     """
-    row = passed_letters.swept_row(state, group, ref)
-    return None if row is None else passed_letters.current(state, group, ref, row)
+    passed_letters.swept_row(state, group, ref)
 
 
 def key_of(state: State, group: ConsumerGroup, ref: MessageRef) -> int | None:
@@ -273,17 +272,6 @@ def set_exported(state: State, group: ConsumerGroup, ref: MessageRef, at: int) -
     if row.kind == FailedKind.LETTER and not row.exported:
         group.exported_letters += 1
         state.groups.dirty_groups.add(group.group_id)
-
-
-def count_exported(state: State) -> None:
-    """Count what older versions did not."""
-    for group in state.groups.by_id.values():
-        if group.exported_letters < 0:
-            refs = messages_of_group(state, group, None) if group.letters else ()
-            rows = (get(state, group, ref) for ref in refs)
-            open_ones = (row for row in rows if row is not None and row.kind == FailedKind.LETTER)
-            group.exported_letters = sum(row.exported > 0 for row in open_ones)
-            state.groups.dirty_groups.add(group.group_id)
 
 
 def rows_between(

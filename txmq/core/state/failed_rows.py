@@ -1,4 +1,4 @@
-"""Rows of table `moved`, one for each failed message.
+"""Rows of table `failed`, one for each failed message.
 
 The key is the message's place (group, topic, partition, offset), which stays the same
 through retry, dead letter and replay. A row points at the stored batch; nothing is
@@ -32,7 +32,7 @@ CLOSED = (FailedKind.LETTER, FailedKind.ABANDONED)
 
 
 class FailedMessage(NamedTuple):
-    """A row of table `moved`.
+    """A row of table `failed`.
 
     `attempt` is the number of counted deliveries since the last replay, `deaths` the
     number of consumers that were lost with the message (`core/consumers/poison.py`).
@@ -82,8 +82,7 @@ class FailedMessage(NamedTuple):
         return self.dead_at or self.first_failed_at
 
 
-FIELDS = FailedMessage._fields
-PLAN = FIELDS.index("plan")
+PLAN = FailedMessage._fields.index("plan")
 
 
 class Move(NamedTuple):

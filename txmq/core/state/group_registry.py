@@ -153,8 +153,8 @@ class GroupRegistry:
                     self._add_loaded(group)
         numbers: Any = tables[t.GROUPS].get(COUNTERS_KEY)
         if numbers is not None:
-            self.next_group_id, *past = numbers
-            self.past_epochs = dict(past[0]) if past else {}
+            self.next_group_id, past = numbers
+            self.past_epochs = dict(past)
         for key, row in tables[t.POSITIONS].range(b""):
             group_id, topic_id, partition = t.POSITION_KEY.unpack(key)
             _restore(

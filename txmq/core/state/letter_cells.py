@@ -1,8 +1,7 @@
 """Cells: numbers of the dead letters that share state, topic, error and day of death.
 
 A row of table `letter_cells` counts them by quarters of an hour (docs/decisions/0137).
-All rows follow from table `moved`: older versions did not write them, and
-`core/upgrades.py` makes them anew.
+All rows follow from table `failed`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Copies of dead letters in other topics, so that none is made twice by mistake.
 
 Table `copies` has a row for each, which ends with the row of the message in table
-`moved`.
+`failed`.
 """
 
 from __future__ import annotations

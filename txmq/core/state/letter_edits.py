@@ -2,8 +2,8 @@
 
 Table `edits` has a row for each version of a message that was edited, from number 0,
 the original, on. Each version is a batch of one row in the log, with a log pin; that of
-a reverting edit is the original. They end with the row of the message in table `moved`,
-which points at the newest one.
+a reverting edit is the original. They end with the row of the message in table
+`failed`, which points at the newest one.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Table `letter_index` has a row for each letter in each dimension (docs/decisions/0091).
 All dimensions have the order of the deaths, so that the letters that have several
-properties are where several ranges meet. All rows follow from table `moved`, as those
+properties are where several ranges meet. All rows follow from table `failed`, as those
 of `letter_cells` do.
 """
 

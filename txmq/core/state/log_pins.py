@@ -4,8 +4,8 @@ oldest batches of all partitions.
 The batches of a partition are in the log in the order of their offsets. Those of a
 transaction are the exception: they may have been stored long before they were
 published. A batch stored more than `SLACK_BYTES` before gets a pin. So does the copy of
-a failed message whose batch has expired. A pin is a row of table `pins`, by position;
-the thing that it stands for may be gone already.
+a failed message whose batch has expired. A pin is a row of table `log_pins`, by
+position; the thing that it stands for may be gone already.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from txmq.core.state import letter_cells, letter_index, plan_blocks, plan_letters, put_back_queues
-from txmq.core.state.failed_rows import FIELDS, FailedKind, FailedMessage, letter_of, replayed_row
+from txmq.core.state.failed_rows import FailedKind, FailedMessage, letter_of, replayed_row
 from txmq.core.state.letter_cells import CellChanges, LetterState
 from txmq.core.state.plan_blocks import PlacedBlock
 from txmq.core.state.plans import LetterOutcome
@@ -32,17 +32,15 @@ OFFSET_BYTES = 8  # of a column of offsets
 
 
 def table_row(state: State, group_id: int, ref: MessageRef) -> FailedMessage | None:
-    """Return the row that table `moved` has of a message."""
+    """Return the row that table `failed` has of a message."""
     row: Any = state.failed_messages.get(t.FAILED_KEY.pack(group_id, *ref))
     if row is None:
         return None
-    # as fast as it gets: this is done for millions. Rows of older versions are shorter.
-    whole = len(row) == len(FIELDS)
-    return tuple.__new__(FailedMessage, row) if whole else FailedMessage(*row)
+    return tuple.__new__(FailedMessage, row)  # as fast as it gets: this is done for millions
 
 
 def failed_row(state: State, group_id: int, ref: MessageRef) -> FailedMessage | None:
-    """Return the row of a message in table `moved`, unless the letter is processed."""
+    """Return the row of a message in table `failed`, unless the letter is processed."""
     row = table_row(state, group_id, ref)
     return None if row is None or is_over(state, ref, row) else row
 
@@ -56,8 +54,8 @@ def find(state: State, group: ConsumerGroup, ref: MessageRef) -> FailedMessage |
 
 
 def is_over(state: State, ref: MessageRef, row: FailedMessage) -> bool:
-    """Return True if a row of table `moved` is that of a letter that is processed since
-    its plan has put it back.
+    """Return True if a row of table `failed` is that of a letter that is processed
+    since its plan has put it back.
     """
     return row.plan > 0 and plan_letters.is_unswept(state, row.plan, ref)
 
@@ -65,7 +63,7 @@ def is_over(state: State, ref: MessageRef, row: FailedMessage) -> bool:
 def current(
     state: State, group: ConsumerGroup, ref: MessageRef, row: FailedMessage
 ) -> FailedMessage:
-    """Return what a row of table `moved` stands for: a letter that its plan has put
+    """Return what a row of table `failed` stands for: a letter that its plan has put
     back is a retry. The same row = its plan has not come to it, if there is one.
     """
     passed_by = _passed_by(state, ref, row)

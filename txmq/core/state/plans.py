@@ -16,8 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 COUNTERS_KEY = t.PLAN_KEY.pack(0)
-# of a plan's row: older versions did not write them
-UNSWEPT_AT, PACKED_AT, ABANDONED_AT = 19, 20, 21
+UNSWEPT_AT = 19  # in a plan's row
 
 
 class PlanState(IntEnum):
@@ -194,15 +193,13 @@ class Plan:
     def from_row(cls, plan_id: int, row: Any) -> Plan:  # noqa: ANN401  # rows are untyped
         name, group_id, group, settings, selection, by, made_at, state, why, *rest = row
         resume_to, approved_by, changed_at, started_at, digest, scan, *rest = rest
-        complete, cursor, counts, recent, *_later = rest
+        complete, cursor, counts, recent, _unswept, packed, *abandoned = rest
         plan = cls(
             plan_id, name, group_id, group, PlanSettings(*settings), selection, by, made_at,
             PlanState(state), why, PlanState(resume_to), approved_by, changed_at, started_at,
-            digest, scan, complete, cursor, dict(counts), tuple(recent),
+            digest, scan, complete, cursor, dict(counts), tuple(recent), packed,
         )  # fmt: skip
-        plan.packed = row[PACKED_AT] if len(row) > PACKED_AT else b""
-        if len(row) > ABANDONED_AT:
-            plan.abandoned, plan.swept, plan.reason = row[ABANDONED_AT:]
+        plan.abandoned, plan.swept, plan.reason = abandoned
         return plan
 
 
@@ -277,7 +274,7 @@ class PlanRegistry:
                 self.by_name[plan.name] = plan
             if plan.state not in FINISHED:
                 self.active[plan_id] = plan
-            if row[UNSWEPT_AT:PACKED_AT] == (True,):
+            if row[UNSWEPT_AT]:
                 self._load_unswept(tables, plan)
 
     def _load_unswept(self, tables: t.Tables, plan: Plan) -> None:

@@ -1,6 +1,6 @@
 """Letters that replay plans have put back, and that have not ended or failed since.
 
-Their rows in table `moved` are still those of dead letters: the cursor of their plan
+Their rows in table `failed` are still those of dead letters: the cursor of their plan
 says that they are retries (docs/decisions/0101). So a plan puts back thousands of
 letters and writes no row of any of them. What waits for a consumer is in a queue for
 each partition, which follows from the tables: a start makes it anew.

@@ -11,6 +11,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from txmq.model.topic_partition import FIRST_EPOCH
+
 if TYPE_CHECKING:
     from txmq.core.state.consumer_groups import ConsumerGroup, EpochSteps
     from txmq.core.state.state import State
@@ -30,13 +32,13 @@ def newest_epoch(state: State, group: ConsumerGroup) -> int:
 def epoch_of(state: State, group: ConsumerGroup, tp: TopicPartition) -> int:
     """Return the epoch of a partition's end, which the members' inboxes compare."""
     steps = epoch_steps(state, group, tp)
-    return steps[-1][1] if steps else group.first_epoch
+    return steps[-1][1] if steps else FIRST_EPOCH
 
 
 def epoch_at(state: State, group: ConsumerGroup, tp: TopicPartition, offset: int) -> int:
     """Return the epoch of a message, as the members' inboxes know it."""
     steps = epoch_steps(state, group, tp)
-    return next((epoch for first, epoch in reversed(steps) if offset >= first), group.first_epoch)
+    return next((epoch for first, epoch in reversed(steps) if offset >= first), FIRST_EPOCH)
 
 
 def epoch_start(state: State, group: ConsumerGroup, tp: TopicPartition) -> int:
@@ -48,7 +50,7 @@ def epoch_start(state: State, group: ConsumerGroup, tp: TopicPartition) -> int:
 def all_epochs(state: State, group: ConsumerGroup, tp: TopicPartition) -> EpochSteps:
     """Return the offsets at which epochs of a partition begin, from offset 0 on."""
     steps = epoch_steps(state, group, tp)
-    return steps if steps and not steps[0][0] else ((0, group.first_epoch), *steps)
+    return steps if steps and not steps[0][0] else ((0, FIRST_EPOCH), *steps)
 
 
 def is_lost(state: State, tp: TopicPartition, offset: int, epoch: int) -> bool:

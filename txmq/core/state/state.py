@@ -71,7 +71,7 @@ class Topic:
     settings: TopicSettings = DEFAULT_SETTINGS
     start_offsets: list[int] = field(default_factory=list)
     partition_bytes: list[int] = field(default_factory=list)
-    made_at: int = 0  # 0 = by a broker that did not record it
+    made_at: int = 0
     ends_at_restore: list[tuple[int, tuple[int, ...]]] = field(default_factory=list)
     # since the start of the broker; not part of the fold
     published_bytes: int = field(default=0, compare=False)
@@ -123,7 +123,7 @@ class Restore(NamedTuple):
 
 
 class VisibilityBarrier(NamedTuple):
-    """The offset at which readers of a partition stop: a row of table `gates`.
+    """The offset at which readers of a partition stop: a row of table `barriers`.
 
     `lifted_at` is the log position that must be durable before readers pass; 0 = the
     barrier is up.

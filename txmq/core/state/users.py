@@ -63,12 +63,7 @@ class UserRegistry:
             self.by_name[name] = user
             grants = tuple(tuple(grant) for grant in user.grants)
             tokens = tuple(tuple(token) for token in user.tokens)
-            more: tuple[object, ...] = ()
-            if tokens:
-                more = (tuple(user.quota), tokens)
-            elif user.quota != NO_QUOTA:
-                more = (tuple(user.quota),)
-            tables[t.USERS].put(key, (*user[:4], grants, *more))
+            tables[t.USERS].put(key, (*user[:4], grants, tuple(user.quota), tokens))
 
     def own(self, tables: dict[str, Any], topic_id: int, name: str | None) -> None:
         """Note who has made a topic; None = it counts for nobody any more."""
@@ -95,15 +90,15 @@ class UserRegistry:
                 self.topic_owners[int.from_bytes(key[len(OWNER_ROW) :], "big")] = owner
                 self.topic_counts[owner] += 1
                 continue
-            roles, verifier, set_at, by, grants, *more = row
+            roles, verifier, set_at, by, grants, quota, tokens = row
             self.by_name[key.decode()] = User(
                 tuple(roles),
                 tuple(verifier),
                 set_at,
                 by,
                 tuple(Grant(*grant) for grant in grants),
-                Quota(*more[0]) if more else NO_QUOTA,
-                tuple(Token(*each) for each in (more[1] if len(more) > 1 else ())),
+                Quota(*quota),
+                tuple(Token(*each) for each in tokens),
             )
         secret: Any = tables[t.META].get(SECRET_ROW)
         if secret is not None:

@@ -27,8 +27,7 @@ class DelayedMessage(NamedTuple):
 
     The message's id is `producer` (the producer id, or the token) and `sequence`.
     `moved_to` is the position of its latest copy; 0 = it was never copied. `span` is
-    the wait that the sender asked for; 0 = the sender gave a time, or the row is of an
-    older version.
+    the wait that the sender asked for; 0 = the sender gave a time.
     """
 
     topic_id: int

@@ -55,10 +55,10 @@ class UnplacedBatch(NamedTuple):
 
 def unplaced_batch(row: Iterable[Any], start: int = 0) -> UnplacedBatch:
     """Return the batch of a row, or of an event whose attachment begins at `start`."""
-    topic_id, partition, position, length, count, tag_filter, hashes, *rest = row
-    delay = Delay(*rest[0]) if rest and rest[0] is not None else None
+    topic_id, partition, position, length, count, tag_filter, hashes, delay = row
     return UnplacedBatch(
-        topic_id, partition, start + position, length, count, tag_filter, hashes, delay
+        *(topic_id, partition, start + position, length, count, tag_filter, hashes),
+        None if delay is None else Delay(*delay),
     )
 
 

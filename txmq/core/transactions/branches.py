@@ -2,10 +2,10 @@
 
 A heuristic is a branch that was decided without its manager, or was found otherwise
 than decided. It stands in the row of its transaction in table `xa`, until an operator
-clears it. Then it moves to table `dealt`, and stays there as long as the transaction is
-known, so that a recoverer that finds it once more does not report it again. Table `xa`
-also lists what is stored and undecided. Table `xids` leads from a foreign Xid to its
-token.
+clears it. Then it moves to table `handled_heuristics`, and stays there as long as the
+transaction is known, so that a recoverer that finds it once more does not report it
+again. Table `xa` also lists what is stored and undecided. Table `xids` leads from a
+foreign Xid to its token.
 """
 
 from __future__ import annotations

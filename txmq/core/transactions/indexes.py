@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
 SPAN_BYTES: Final = 4  # of a token: 65 s
 MAX_ROWS_SCANNED: Final = 1_000  # rows of one span that one search may touch
-NO_DATABASE: Final = (0, 0)  # in rows of table `undecided`: no database decides it
 DECIDER: Final = 2  # index of the decider in a row of table `transactions`
+NO_DATABASE: Final = (0, 0)  # in rows of table `undecided`: no database decides it
 
 
 class ListKind(IntEnum):
@@ -61,11 +61,7 @@ def count_all_undecided(state: State) -> None:
     """Count the rows of table `undecided` at the start."""
     rows: Any = state.tables[t.UNDECIDED].range(b"")
     for _key, (token, *database) in rows:
-        if database:
-            found = None if tuple(database) == NO_DATABASE else DatabaseId(*database)
-        else:  # a row of an earlier version, which does not name the database
-            row: Any = state.transactions.get(token)
-            found = _database_of(read_decider(row[DECIDER]))
+        found = None if tuple(database) == NO_DATABASE else DatabaseId(*database)
         _count_undecided(state, token, found)
 
 
@@ -129,18 +125,9 @@ def undecided_by_databases(state: State, after: int, most: int) -> tuple[list[by
         return [], None
     rows: Any = state.tables[t.UNDECIDED].range(t.TICKET_KEY.pack(after + 1))
     scanned = list(islice(rows, most))
-    found = [
-        token
-        for _key, (token, *database) in scanned
-        if (tuple(database) != NO_DATABASE if database else _is_by_postgres(state, token))
-    ]
+    found = [token for _key, (token, *database) in scanned if tuple(database) != NO_DATABASE]
     end = t.TICKET_KEY.unpack(scanned[-1][0])[0] if len(scanned) == most else None
     return found, end
-
-
-def _is_by_postgres(state: State, token: bytes) -> bool:
-    row: Any = state.transactions.get(token)
-    return isinstance(read_decider(row[DECIDER]), ByPostgres)
 
 
 def oldest_undecided(state: State) -> bytes | None:

@@ -8,7 +8,7 @@ the action's `before`. Its commit moves the watermark to `to`. Three things foll
 - What follows a refused transaction is refused as well.
 - A relay that was replaced without noticing does no harm.
 
-Watermarks are kept for ever, in table `marks`.
+Watermarks are kept for ever, in table `watermarks`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class Watermark(NamedTuple):
-    """A row of table `marks`.
+    """A row of table `watermarks`.
 
     `place` is the position reached, `at` the time of the source's commit, `token` the
     transaction that moved it.

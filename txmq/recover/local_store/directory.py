@@ -175,7 +175,7 @@ def parse_identity(fields: dict[str, Any]) -> StoreIdentity:
     )
     if [type(value) for value in owner] != [str, str, int, UUID, bool]:
         raise TypeError("fields of other types")
-    return StoreIdentity(UUID(hex=fields["id"]), owner, fields.get("begun") is True)
+    return StoreIdentity(UUID(hex=fields["id"]), owner)
 
 
 def read_identity(fs: FileSystem, path: str) -> StoreIdentity | None:
@@ -194,7 +194,7 @@ def read_identity(fs: FileSystem, path: str) -> StoreIdentity | None:
         fields = json.loads(read_file(fs, file))
         kind, version = fields["kind"], fields["version"]
         if kind == KIND and version == VERSION:
-            return parse_identity(fields)
+            return parse_identity(fields)._replace(begun=fields["begun"] is True)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise _no_identity(file, f"unreadable: {type(error).__name__}: {error}") from error
     if kind != KIND:

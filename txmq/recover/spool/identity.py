@@ -60,8 +60,8 @@ def read_identity(fs: FileSystem, path: str) -> Identity | None:
                 fields["service"],
                 _uuid(fields["log_id"]),
                 int(fields["created_at"]),
-                _uuid(fields.get("incarnation")),
-                bool(fields.get("begun", False)),
+                _uuid(fields["incarnation"]),
+                bool(fields["begun"]),
             )
     except (KeyError, TypeError, ValueError) as error:
         raise _not_a_spool(path, f"{NAME} cannot be read: {error}") from error

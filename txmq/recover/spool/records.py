@@ -7,7 +7,7 @@ change, a note says so, and is on disk before anything is sent by it:
 - "split": the batch is sent row by row, each row for its own partition. Sent as a whole
   again, it would be taken for a repetition of its first row.
 - "renewed": from a sequence on, the batches of a producer session are sent in another
-  one, which begins there at 0, because the broker was too old to skip what is missing.
+  one, which begins there at 0, because the broker refused to skip what is missing.
   Its id is derived from the old one.
 - "drained": everything before a position is at the broker or among the refused.
 """

@@ -160,15 +160,13 @@ def _damage(env: Environment, txn: Transaction[bytes]) -> str:
     if found is None:
         if txn.get(DIGEST_KEY, None, meta) is not None:
             return "its digests are damaged"
-        return (
-            "an older version wrote it, without digests" if txn.get(VERSION_KEY, None, meta) else ""
-        )
+        return "its digests are missing" if txn.get(VERSION_KEY, None, meta) else ""
     position, digests = found
     if txn.get(POSITION_KEY, None, meta) != msgpack.packb([position]):
         return "its position is damaged"
     new = next((name for name in NAMES if name not in digests), None)
     return (
-        f"an older version wrote it, without table {new}"
+        f"it was written without table {new}"
         if new is not None
         else _damaged_table(env, txn, digests)
     )

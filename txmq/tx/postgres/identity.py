@@ -54,15 +54,12 @@ class ServerIdentity(NamedTuple):
     timeline: int
     database_oid: int
 
-    def why_not(
-        self, server: Server, position: int | None = None, history: TimelineHistory | None = None
-    ) -> str:
+    def why_not(self, server: Server, position: int, history: TimelineHistory | None = None) -> str:
         """Return why `server` may not decide transactions of this database; "" where it
         may.
 
-        `position` is the transaction's; without it nothing shows that the server is a
-        copy. `history` is that of the server's timeline, and counts where the server is
-        on a later one.
+        `position` is the transaction's. `history` is that of the server's timeline, and
+        counts where the server is on a later one.
         """
         found = server.identity
         if server.in_recovery:
@@ -74,7 +71,7 @@ class ServerIdentity(NamedTuple):
         if found.timeline < self.timeline:
             behind = f"behind the transaction's {self.timeline}"
             return f"the server is on timeline {found.timeline}, {behind}"
-        return "" if position is None else self._why_not_at(server, position, history)
+        return self._why_not_at(server, position, history)
 
     def _why_not_at(self, server: Server, position: int, history: TimelineHistory | None) -> str:
         if server.identity.timeline > self.timeline:

@@ -42,15 +42,15 @@ from txmq.tx.postgres.session import Connection, connect
 
 
 class Check(NamedTuple):
-    """A question: token and log of the bundle, its database, and the xid and the
-    position in the database's log where known.
+    """A question: token and log of the bundle, its database, the xid where it is known,
+    and the position in the database's log.
     """
 
     token: UUID
     log_id: UUID
     decider: ServerIdentity
-    xid: int | None = None
-    position: int | None = None
+    xid: int | None
+    position: int
 
 
 class Answer(NamedTuple):
@@ -346,7 +346,7 @@ class TokenResolver:
         own = server.identity.timeline
         known = self._history
         if (known is None or known.timeline != own or known.trouble) and any(
-            check.position and check.decider.timeline < own for check in checks
+            check.decider.timeline < own for check in checks
         ):
             self._history = read_history(connection, own)
         return {

@@ -29,13 +29,9 @@ Failure = tuple[
     Annotated[str, StringConstraints(max_length=64)],
 ]
 State = Literal["stored", "acked", "dead", "returned"]
-# topic, its id, partition, offset, state, attempt, due, failure; in longer forms the
-# generation and the epoch in which the message was delivered
-Entry = (
-    tuple[Name, TopicId, Partition, Offset, State, Attempts, Time, Failure | None]
-    | tuple[Name, TopicId, Partition, Offset, State, Attempts, Time, Failure | None, Count]
-    | tuple[Name, TopicId, Partition, Offset, State, Attempts, Time, Failure | None, Count, Count]
-)
+# topic, its id, partition, offset, state, attempt, due, failure; the generation and the
+# epoch in which the message was delivered, 0 = not known
+Entry = tuple[Name, TopicId, Partition, Offset, State, Attempts, Time, Failure | None, Count, Count]
 Entries = Annotated[tuple[Entry, ...], Field(max_length=MAX_ENTRIES)]
 
 

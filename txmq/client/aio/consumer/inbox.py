@@ -116,13 +116,11 @@ class Inbox:
         self._openings.forget()
 
     def position(self, message: DeliveredMessage) -> Position:
-        """Return what the inbox knows a message's partition by. Raises
-        InboxMismatch.
-        """
+        """Return what the inbox knows a message's partition by."""
         fetched = message.fetched
         position: Position | None = fetched.position
         if position is None:
-            place = (fetched.topic, fetched.topic_id, fetched.partition)
+            place = (fetched.topic_id, fetched.partition)
             if fetched.epoch is None and fetched.epoch_at is not None:
                 return self._openings.position(*place, fetched.epoch_at(message.offset))
             position = fetched.position = self._openings.position(*place, fetched.epoch or 0)

@@ -51,9 +51,6 @@ class AioBundle(StoringBundle[AioCore]):
     async def log_id(self) -> UUID:
         return await self.core.log_id()
 
-    async def takes_positions(self) -> bool:
-        return await self.core.takes_positions()
-
     async def call(
         self, name: str, args: dict[str, Any], *, within: float | None = None
     ) -> dict[str, Any]:

@@ -35,7 +35,6 @@ from txmq.client.protocol.transaction.open_work import REASON, is_open
 from txmq.crashpoints import crashpoint
 from txmq.errors import RequestRejected, RequestTimeout, TxmqError
 from txmq.model.message import UNKNOWN, Decision
-from txmq.wire.batched import OWN_CHECKS
 from txmq.wire.calls.encoding import encode_call
 from txmq.wire.data_requests import Opcode
 from txmq.wire.json import parse_result
@@ -103,14 +102,10 @@ class Checkers:
                 pause = min(2 * pause, LONGEST_PAUSE_S)
 
     async def _poll(self, link: AioConnection) -> None:
-        own = await self._core.has_feature(OWN_CHECKS)
         busy = self._working is not None and not self._working.done()
         checkers = [] if busy else sorted(self._functions)
-        if not (own or checkers):  # to an older broker no checkers mean all
-            await asyncio.sleep(SLOW_S)
-            return
         wait_ms = int(SLOW_S * 1_000) if busy else WAIT_MS
-        args = wait_args(self._core.settings.service, checkers, wait_ms, own=own)
+        args = wait_args(self._core.settings.service, checkers, wait_ms)
         self._polling = not busy
         try:
             reply = link.request(Opcode.CALL, encode_call("checks.wait", args))
@@ -127,7 +122,7 @@ class Checkers:
                 await self._answer(half, CheckAnswer(UNKNOWN, REASON, open=True))
             elif half.checker in checkers:
                 for_checkers.append(half)
-            elif own:
+            else:
                 await self._answer(half, CheckAnswer(UNKNOWN, passed=True))
         if for_checkers:
             self._working = self._core.loop.create_task(

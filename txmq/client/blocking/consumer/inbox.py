@@ -360,7 +360,7 @@ class InboxWorker:
         position: Position | None = fetched.position
         if position is None:
             openings, epoch = self._openings[fetched.owner], fetched.epoch
-            place = (fetched.topic, fetched.topic_id, fetched.partition)
+            place = (fetched.topic_id, fetched.partition)
             if epoch is None and fetched.epoch_at is not None:
                 return openings.position(*place, fetched.epoch_at(message.offset))
             position = fetched.position = openings.position(*place, epoch or 0)

@@ -52,9 +52,6 @@ class BrokerBundle(StoringBundle[BlockingCore]):
     async def log_id(self) -> UUID:
         return self.core.log_id
 
-    async def takes_positions(self) -> bool:
-        return self.core.takes_positions
-
     async def call(
         self, name: str, args: dict[str, Any], *, within: float | None = None
     ) -> dict[str, Any]:

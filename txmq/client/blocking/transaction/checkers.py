@@ -42,7 +42,6 @@ from txmq.errors import (
     TxmqError,
 )
 from txmq.model.message import UNKNOWN, Decision
-from txmq.wire.batched import OWN_CHECKS
 
 log = get_logger()
 
@@ -124,15 +123,12 @@ class Checkers:
         return connection
 
     def _poll(self, connection: Connection) -> None:
-        own, busy = self._core.has_feature(OWN_CHECKS), self._working.is_alive()
+        busy = self._working.is_alive()
         with self._lock:
             checkers = [] if busy else sorted(self._functions)
             self._polling = not busy
-        if not (own or checkers):  # to an older broker no checkers mean all
-            self._stopped.wait(SLOW_S)
-            return
         wait_ms = int(SLOW_S * 1_000) if busy else WAIT_MS
-        args = wait_args(self._core.settings.service, checkers, wait_ms, own=own)
+        args = wait_args(self._core.settings.service, checkers, wait_ms)
         try:
             reply = connection.call("checks.wait", args, timeout=wait_ms / 1_000 + ANSWER_S)
         finally:
@@ -144,7 +140,7 @@ class Checkers:
                 self._answer(half, CheckAnswer(UNKNOWN, REASON, open=True))
             elif half.checker in checkers:
                 for_checkers.append(half)
-            elif own:
+            else:
                 self._answer(half, CheckAnswer(UNKNOWN, passed=True))
         if for_checkers:
             self._working = Thread(

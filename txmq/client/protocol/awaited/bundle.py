@@ -42,10 +42,6 @@ class StoringBundle(Bundle[K], ABC):
         """Return the id of the broker's log. Raises as a call, unless it is known."""
 
     @abstractmethod
-    async def takes_positions(self) -> bool:
-        """Return whether the broker takes log positions in deciders."""
-
-    @abstractmethod
     async def call(
         self, name: str, args: dict[str, Any], *, within: float | None = None
     ) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from txmq.errors import (
     TransactionEnded,
     TxmqError,
 )
-from txmq.model.decider import BranchPosition, PostgresBranch
+from txmq.model.decider import PostgresBranch
 from txmq.model.message import COMMIT, Decision
 from txmq.tx.coordinator import Vote
 from txmq.tx.postgres.caller import require_usable, roll_back, savepoint
@@ -69,11 +69,8 @@ class DatabaseBranch:
         assert self._found is not None, "inspect comes first"
         return self._found
 
-    def participant(self, *, positioned: bool) -> PostgresBranch:
-        """Return the entry of the home broker's bundle for this branch.
-
-        `positioned`: with the position in the server's log.
-        """
+    def participant(self) -> PostgresBranch:
+        """Return the entry of the home broker's bundle for this branch."""
         xid, owner, server, position, _has_outbox = self._work
         return PostgresBranch(
             server.system_id,
@@ -82,7 +79,8 @@ class DatabaseBranch:
             owner,
             self.branch.gid,
             xid,
-            at=BranchPosition(server.timeline, position) if positioned else None,
+            server.timeline,
+            position,
         )
 
     async def prepared_limit(self) -> tuple[int, int]:

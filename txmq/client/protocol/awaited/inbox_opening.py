@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 from txmq.client.log import get_logger
 from txmq.client.protocol.consumer.membership import Membership
 from txmq.errors import InboxMismatch, StaleGeneration
+from txmq.model.topic_partition import FIRST_EPOCH
 from txmq.tx.postgres.driver import Driver
 from txmq.tx.postgres.identity import Server, read_server
 from txmq.tx.postgres.inbox import Position, applied, note_run, noted_run
@@ -97,13 +98,8 @@ class InboxOpenings:
         self._rejoined = 0  # the count of joins before these were opened
         self.lost: dict[Position, str] = {}
 
-    def position(self, topic: str, topic_id: int, partition: int, epoch: int) -> Position:
-        """Return what the inbox knows a partition by. Raises InboxMismatch."""
-        if not topic_id:
-            raise InboxMismatch(
-                f"the broker does not report the id of topic {topic!r}, by which an inbox knows it",
-                hint="update the broker",
-            )
+    def position(self, topic_id: int, partition: int, epoch: int) -> Position:
+        """Return what the inbox knows a partition by."""
         member = self._member
         return Position(member.group, str(member.log_id), topic_id, partition, epoch)
 
@@ -114,7 +110,7 @@ class InboxOpenings:
             return []
         identities = membership.identities
         return [
-            (self.position(topic, identities.topics.get(topic, 0), partition, epoch), topic)
+            (self.position(identities.topics[topic], partition, epoch), topic)
             for topic, partition in sorted(membership.assignment)
             for epoch in identities.epochs_of((topic, partition))
         ]
@@ -205,9 +201,9 @@ class InboxOpenings:
         """Note the run of the broker, before messages of it are applied. Raises
         InboxMismatch where earlier ones had messages that the log does not have.
         """
-        run: str | None = shown.get("run")  # a broker of an older version has none
+        run: str = shown["run"]
         noted = await noted_run(driver, position)
-        if run is None or noted == run:
+        if noted == run:
             return
         ranges = (await applied(driver, position)).ranges if noted is not None else ()
         if ranges and ranges[-1][1] > shown["began_at"]:
@@ -271,10 +267,9 @@ def epoch_parts(shown: dict[str, Any]) -> list[tuple[int, int, int]]:
     """Return the epochs that the messages of a partition have, each with its offsets
     [start, end).
     """
-    # A broker of an older version tells no offsets: it compares the present epoch only.
-    steps = shown.get("steps") or [(0, shown["epoch"])]
-    if steps[0][0]:
-        steps = [(0, shown["older"][0]), *steps]
+    steps = shown["steps"]
+    if not steps or steps[0][0]:
+        steps = [(0, FIRST_EPOCH), *steps]
     ends = [*(start for start, _epoch in steps[1:]), FAR]
     return [(epoch, start, end) for (start, epoch), end in zip(steps, ends, strict=True)]
 

@@ -153,7 +153,7 @@ class PostgresSteps(TransactionState[B, K]):
         for bundle in self._fallback.sent_directly(bundles):
             epoch, log_id = bundle.core.boot_epoch, await bundle.log_id()
             shown = inserted.boot_epochs.get(log_id) or 0
-            if shown >= epoch or not await bundle.takes_positions():
+            if shown >= epoch:
                 continue
             identity = server.identity
             lease = await bundle.call(
@@ -170,9 +170,7 @@ class PostgresSteps(TransactionState[B, K]):
         deadline = self._core.seconds() + self._timeout
         for bundle in self._fallback.sent_directly(bundles):
             async with self._fallback.covering(bundle):
-                positioned = await bundle.takes_positions()
-                position = server.position if positioned else None
-                decider = ByPostgres(*server.identity, xid=None, position=position)
+                decider = ByPostgres(*server.identity, xid=None, position=server.position)
                 await bundle.build(self._description(bundle, decider), deadline)
         crashpoint("tx.before_group")
         for n, bundle in enumerate(self._fallback.sent_directly(bundles)):

@@ -225,10 +225,7 @@ class XaSteps(TransactionState[B, K]):
             coordinator.note_bundle(n, BundleStatus.UNCLEAR)
 
     async def _participants(self, bundles: list[B]) -> tuple[Participant, ...]:
-        positioned = await self._home.takes_positions()
-        databases = [
-            branch.participant(positioned=positioned) for branch in self._branches if branch.wrote
-        ]
+        databases = [branch.participant() for branch in self._branches if branch.wrote]
         logs = [await bundle.log_id() for bundle in bundles[1:]]
         return (*databases, *(BrokerBranch(log_id.bytes) for log_id in logs))
 

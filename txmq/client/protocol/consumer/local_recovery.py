@@ -126,10 +126,8 @@ class LocalRecovery:
         self.updated(membership)
         for store in self.stores.values():
             store.reports.restart()
-            topic_id = membership.identities.topics.get(store.topic, 0)
-            if not topic_id:
-                self._member.failed(_no_identities(store.topic))
-            elif not store.opened or topic_id != store.topic_id:
+            topic_id = membership.identities.topics[store.topic]
+            if not store.opened or topic_id != store.topic_id:
                 store.opened, store.topic_id = False, topic_id
                 store.job.open_as = StoreName(membership.group, store.topic, topic_id)
             if store.full_until:
@@ -138,7 +136,7 @@ class LocalRecovery:
 
     def updated(self, membership: Membership) -> None:
         """Go on with what the broker reports of the group."""
-        self._policy = local_policy(membership.retry or self._settings.retry)
+        self._policy = local_policy(membership.retry)
         self._timeout_s = membership.consume_timeout_s
         self._identities = membership.identities
 
@@ -627,11 +625,4 @@ def _has_failed(topic: str, error: Exception) -> TxmqError:
     return LocalProtocolError(
         f"the local store of topic {topic!r} has failed: {error!r}",
         hint="this is a bug of the client; what is stored stays on disk: start the consumer again",
-    )
-
-
-def _no_identities(topic: str) -> TxmqError:
-    return LocalProtocolError(
-        f"the broker does not report the id of topic {topic!r}, by which a local store knows it",
-        hint="update the broker, or leave local_store out",
     )

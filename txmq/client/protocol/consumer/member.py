@@ -437,10 +437,7 @@ class Member:
         self._move_to(after, now)
         if self.recovery is not None:
             self.recovery.updated(after)
-        if not after.identities.topics and after.epoch != before.epoch:
-            # The broker does not tell which partitions were reset.
-            self.settlement.return_unprocessed(self.queue.drop_ready())
-        elif after.generation != before.generation:
+        if after.generation != before.generation:
             log.info(
                 "consumer.rebalanced",
                 group=after.group,
@@ -488,8 +485,6 @@ class Member:
         """Add what a fetch brings. The broker delivered it in the generation of that
         `membership`, which may be over by now.
         """
-        if not membership.identities.topics and self.membership is not None:
-            membership = self.membership  # the broker knows no generation of a reset
         if self.needs_reconnect:
             return  # the next join returns what it does not claim
         for chunk in unpack_chunks(payload).chunks:
@@ -510,7 +505,7 @@ class Member:
             epoch=epoch if whole else None,
             epoch_at=partial(identities.epoch_of, name),
             now=now,
-            topic_id=identities.topics.get(chunk.topic, 0),
+            topic_id=identities.topics[chunk.topic],
             generation=membership.generation,
         )
         if not self._is_known(batch):

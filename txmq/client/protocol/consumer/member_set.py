@@ -155,8 +155,8 @@ class MemberSet(Generic[M]):
     def in_place(self) -> InPlaceAttempts:
         """Return the attempts in place at the messages of one call of a handler."""
         settings, membership = self.settings, self.members[0].membership
-        known = None if membership is None else membership.retry
-        return InPlaceAttempts(settings.attempts_in_place, known or settings.retry or RetryPolicy())
+        retry = settings.retry or RetryPolicy() if membership is None else membership.retry
+        return InPlaceAttempts(settings.attempts_in_place, retry)
 
     @property
     def paused(self) -> frozenset[str]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from txmq.model.retry import RetryPolicy
-from txmq.model.topic_partition import PartitionName
+from txmq.model.topic_partition import FIRST_EPOCH, PartitionName
 
 
 class PartitionReset(NamedTuple):
@@ -21,12 +21,9 @@ class PartitionReset(NamedTuple):
 class Identities(NamedTuple):
     """The ids of the member's topics and the epochs of its partitions, by which an
     inbox knows messages. `resets` has the partitions that were reset.
-
-    `topics` is empty where the broker does not report it.
     """
 
     topics: Mapping[str, int]
-    first_epoch: int
     resets: Mapping[PartitionName, PartitionReset]
 
     def epochs_of(self, partition: PartitionName) -> tuple[int, ...]:
@@ -34,11 +31,11 @@ class Identities(NamedTuple):
         reset = self.resets.get(partition)
         steps = () if reset is None else reset.steps
         below = steps[:1] == () or steps[0][0] > 0
-        return ((self.first_epoch,) if below else ()) + tuple(epoch for _offset, epoch in steps)
+        return ((FIRST_EPOCH,) if below else ()) + tuple(epoch for _offset, epoch in steps)
 
     def epoch_of(self, partition: PartitionName, offset: int) -> int:
         """Return the epoch of a message."""
-        reset, epoch = self.resets.get(partition), self.first_epoch
+        reset, epoch = self.resets.get(partition), FIRST_EPOCH
         for start, later in () if reset is None else reset.steps:
             if start <= offset:
                 epoch = later
@@ -55,7 +52,7 @@ class Membership(NamedTuple):
 
     `group` is the name to use in requests: in broadcast mode the member's own,
     `group@member`. `instance` tells this process from others with the same member name.
-    `retry`: the group's policy; None where the broker does not report it.
+    `retry`: the group's policy.
     """
 
     group: str
@@ -68,15 +65,16 @@ class Membership(NamedTuple):
     lease_s: float
     consume_timeout_s: float
     identities: Identities
-    retry: RetryPolicy | None = None
+    retry: RetryPolicy
 
     def knows(self, partition: PartitionName, topic_id: int, generation: int) -> bool:
         """Return whether messages that were leased in that generation are still those
         of the partition: it was not reset since, and its topic was not made again.
         """
         topics = self.identities.topics
-        return generation >= self.identities.reset_generation(partition) and (
-            not topics or topics.get(partition[0], topic_id) == topic_id
+        return (
+            generation >= self.identities.reset_generation(partition)
+            and topics.get(partition[0], topic_id) == topic_id
         )
 
     @property

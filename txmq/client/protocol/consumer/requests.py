@@ -107,35 +107,37 @@ class GroupRetry(MemberReply):
     """The retry policy of a group (`RetryPolicy.to_json`)."""
 
     delays: tuple[int, ...]
-    attempts: int | None = None
-    jitter: float = 0.0
-    dead: tuple[str, ...] = ()
-    postpone: tuple[str, ...] = ()
+    attempts: int | None
+    jitter: float
+    dead: tuple[str, ...]
+    postpone: tuple[str, ...]
 
 
 class IdentifyingReply(MemberReply):
     """A reply with the identities of the member's topics and partitions.
 
     `retry` is the group's policy. `resets` has topic, partition, the generation of the
-    last reset, and (offset, epoch from there on). A broker from before these fields
-    does not report topics.
+    last reset, and (offset, epoch from there on).
     """
 
-    topics: dict[str, int] = {}
-    first_epoch: int | None = None
-    resets: tuple[tuple[str, int, int, tuple[tuple[int, int], ...]], ...] = ()
-    retry: GroupRetry | None = None
+    generation: int
+    epoch: int
+    assignment: tuple[PartitionName, ...]
+    consume_timeout_ms: Annotated[int, Field(gt=0)]
+    topics: dict[str, int]
+    resets: tuple[tuple[str, int, int, tuple[tuple[int, int], ...]], ...]
+    retry: GroupRetry
 
     @property
-    def policy(self) -> RetryPolicy | None:
-        """The group's retry policy; None where the broker does not report it."""
-        return None if self.retry is None else RetryPolicy(**self.retry.model_dump())
+    def policy(self) -> RetryPolicy:
+        """The group's retry policy."""
+        return RetryPolicy(**self.retry.model_dump())
 
-    def identities(self, epoch: int) -> Identities:
-        """Return the identities; `epoch` is that of the group."""
+    @property
+    def identities(self) -> Identities:
+        """The identities of the member's topics and partitions."""
         return Identities(
             self.topics,
-            epoch if self.first_epoch is None else self.first_epoch,
             {
                 (topic, partition): PartitionReset(generation, steps)
                 for topic, partition, generation, steps in self.resets
@@ -148,12 +150,8 @@ class JoinReply(IdentifyingReply):
 
     group: str
     member: str
-    generation: int
-    epoch: int = 0
-    assignment: tuple[PartitionName, ...]
     session_ms: Annotated[int, Field(gt=0)]
     lease_ms: Annotated[int, Field(gt=0)]
-    consume_timeout_ms: Annotated[int, Field(gt=0)] = 900_000
 
     def membership(self, instance: str) -> Membership:
         """Return the membership that begins with this reply."""
@@ -167,35 +165,23 @@ class JoinReply(IdentifyingReply):
             session_s=self.session_ms / 1_000,
             lease_s=self.lease_ms / 1_000,
             consume_timeout_s=self.consume_timeout_ms / 1_000,
-            identities=self.identities(self.epoch),
+            identities=self.identities,
             retry=self.policy,
         )
 
 
 class HeartbeatReply(IdentifyingReply):
-    """The present generation and the member's assignment in it.
-
-    `epoch` and `consume_timeout_ms` are None where the broker does not report them.
-    """
-
-    generation: int
-    assignment: tuple[PartitionName, ...]
-    epoch: int | None = None
-    consume_timeout_ms: Annotated[int, Field(gt=0)] | None = None
+    """The present generation and the member's assignment in it."""
 
     def updated(self, membership: Membership) -> Membership:
         """Return the membership as it is from now on."""
-        timeout_ms = self.consume_timeout_ms
-        epoch = membership.epoch if self.epoch is None else self.epoch
         return membership._replace(
             generation=self.generation,
-            epoch=epoch,
-            identities=self.identities(epoch),
+            epoch=self.epoch,
+            identities=self.identities,
             retry=self.policy,
             assignment=frozenset(self.assignment),
-            consume_timeout_s=(
-                membership.consume_timeout_s if timeout_ms is None else timeout_ms / 1_000
-            ),
+            consume_timeout_s=self.consume_timeout_ms / 1_000,
         )
 
 

@@ -154,8 +154,7 @@ class ConsumerSettings:
             "flood_keys": self.flood_keys,
             "span": self.span,
             "static": self.static,
-            # brokers of older versions refuse what they do not know
-            **({} if self.version is None else {"version": self.version}),
+            "version": self.version or "",
         }
 
 

@@ -30,10 +30,10 @@ KEPT, ELSEWHERE, UNKNOWN = "kept", "elsewhere", "unknown"
 class StoredReply(MemberReply):
     """The broker's verdicts on the entries of a report, and orders to the store."""
 
-    verdicts: tuple[str, ...] = ()
-    fences: tuple[int, ...] = ()
-    orders: tuple[tuple[str, int, int, int, str], ...] = ()
-    more: bool = False
+    verdicts: tuple[str, ...]
+    fences: tuple[int, ...]
+    orders: tuple[tuple[str, int, int, int, str], ...]
+    more: bool
 
 
 class Verdict(NamedTuple):
@@ -134,8 +134,8 @@ class StoreReports:
         def answered(payload: bytes, now: float) -> None:
             reply = parse_as(StoredReply, payload)
             self._in_flight = False
-            fences = reply.fences or (0,) * len(entries)
-            found = [Verdict(*one) for one in zip(entries, reply.verdicts, fences, strict=True)]
+            answers = zip(entries, reply.verdicts, reply.fences, strict=True)
+            found = [Verdict(*one) for one in answers]
             if reply.more:
                 self._next_empty = now
             self._told(found, reply, now)

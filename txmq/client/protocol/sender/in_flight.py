@@ -122,7 +122,7 @@ class InFlightRequests:
         """Return the bytes to write next, about as many as one write takes."""
         writes: list[bytes] = []
         paused = self._throttled is not None and self.paused_s > 0
-        for side in self._side_requests.drain(conversation.welcome, stores=not paused):
+        for side in self._side_requests.drain(stores=not paused):
             self._add(conversation, side, writes)
         size = 0
         while (

@@ -19,9 +19,9 @@ from txmq.client.protocol.sender.batches import make_receipts, parse_receipt
 from txmq.client.protocol.sender.promise import Promise
 from txmq.errors import RemoteProtocolError
 from txmq.model.message import Receipt
-from txmq.wire.batched import SENDS, BatchedReply, pack_requests, unpack_replies
+from txmq.wire.batched import BatchedReply, pack_requests, unpack_replies
 from txmq.wire.data_requests import Opcode
-from txmq.wire.hello import BrokerLimits, Welcome
+from txmq.wire.hello import BrokerLimits
 from txmq.wire.status import OK
 
 MAX_BATCHES = 128  # in one frame: half of those that may be in flight
@@ -131,9 +131,9 @@ class SendQueue:
     def next(self, conversation: Conversation, room: int) -> SendRequest | None:
         """Return the next request, of up to `room` batches.
 
-        It has several batches while they are small, and the broker supports that.
+        It has several batches while they are small.
         """
-        max_batches = min(MAX_BATCHES, room) if supports_multi_send(conversation.welcome) else 1
+        max_batches = min(MAX_BATCHES, room)
         batches: list[SequencedBatch] = []
         size = new_messages = 0
         try:
@@ -165,11 +165,6 @@ class SendQueue:
     def requeue(self, batches: Sequence[SequencedBatch]) -> None:
         """Send batches again, before all others."""
         self.retries.extendleft(reversed(batches))
-
-
-def supports_multi_send(welcome: Welcome | None) -> bool:
-    """Return whether the broker accepts several batches in a frame."""
-    return welcome is not None and SENDS in welcome.features
 
 
 def batch_receipts(batch: SequencedBatch, answer: BatchedReply) -> list[Receipt]:

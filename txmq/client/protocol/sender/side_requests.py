@@ -15,9 +15,8 @@ from txmq.client.protocol.conversation import Payload, reply_payload
 from txmq.client.protocol.sender.accumulator import COMBINED_OPCODES, Accumulator, SideRequest
 from txmq.client.protocol.sender.promise import Promise
 from txmq.errors import StaleTopic, Throttled, TxmqError
-from txmq.wire.batched import FEATURE, pack_requests, unpack_replies
+from txmq.wire.batched import pack_requests, unpack_replies
 from txmq.wire.data_requests import Opcode
-from txmq.wire.hello import Welcome
 
 MAX_REQUESTS = 256  # in one frame
 MAX_BYTES = 1 << 20  # of one frame; a larger request goes alone
@@ -75,11 +74,9 @@ class SideRequestQueue:
         """True while bundles wait until the broker takes them."""
         return any(request.throttled is not None for request in self._waiting)
 
-    def drain(
-        self, welcome: Welcome | None, *, stores: bool = True
-    ) -> list[SideRequest | CombinedRequest]:
-        """Return what may be sent now, in frames that this broker accepts. Unless
-        `stores`, bundles wait, and the rest goes on.
+    def drain(self, *, stores: bool = True) -> list[SideRequest | CombinedRequest]:
+        """Return what may be sent now, in frames. Unless `stores`, bundles wait, and
+        the rest goes on.
         """
         drained = [*self._waiting, *self._accumulator.drain_requests(ready_only=True)]
         self._waiting = []
@@ -94,7 +91,7 @@ class SideRequestQueue:
                 ready.append(request)
             elif not request.released:
                 self._waiting.append(request)
-        return _frames(ready, combine=welcome is not None and FEATURE in welcome.features)
+        return _frames(ready)
 
     def _rebuild(self, request: SideRequest) -> bool:
         """Encode the payload again. Fail the request where that is impossible."""
@@ -168,16 +165,14 @@ def _joined(request: SideRequest) -> bytes:
     return payload if isinstance(payload, bytes) else b"".join(payload)
 
 
-def _frames(
-    requests: Sequence[SideRequest], *, combine: bool
-) -> list[SideRequest | CombinedRequest]:
+def _frames(requests: Sequence[SideRequest]) -> list[SideRequest | CombinedRequest]:
     """Return requests in frames, combined where they are small; bundles go before
     decisions.
     """
     frames: list[SideRequest | CombinedRequest] = []
     combinable: dict[int, list[SideRequest]] = {opcode: [] for opcode in COMBINED_OPCODES}
     for request in requests:
-        small = combine and request.size <= MAX_BYTES
+        small = request.size <= MAX_BYTES
         own = combinable[request.opcode] if small and request.opcode in combinable else frames
         own.append(request)
     for opcode, those in combinable.items():

@@ -32,7 +32,7 @@ from txmq.client.protocol.sender.batches import (
     parse_receipt,
 )
 from txmq.client.protocol.sender.in_flight import MAX_BATCHES_IN_FLIGHT, WRITE_BYTES
-from txmq.client.protocol.sender.multi_send import MAX_BATCHES, TARGET_BYTES, supports_multi_send
+from txmq.client.protocol.sender.multi_send import MAX_BATCHES, TARGET_BYTES
 from txmq.client.protocol.sender.topics import TopicCache
 from txmq.errors import (
     BrokerFailed,
@@ -50,10 +50,9 @@ from txmq.errors import (
 )
 from txmq.model.message import message_id
 from txmq.recover.spool import UNROUTED, Refusal, Spool, SpooledBatch, ToSend
-from txmq.wire.batched import SKIPS, BatchedReply, pack_requests, unpack_replies
+from txmq.wire.batched import BatchedReply, pack_requests, unpack_replies
 from txmq.wire.data_requests import Opcode, send_header
 from txmq.wire.frames import Frame
-from txmq.wire.hello import Welcome
 from txmq.wire.status import OK
 
 log = get_logger()
@@ -124,7 +123,6 @@ class SpoolDrain:
         self._refused_topics: dict[str, TxmqError] = {}
         self._pause = FIRST_PAUSE_S
         self._warned: set[tuple[str, str]] = set()
-        self._skips = False  # the broker takes `to_skip`
         self.unknown_topics: set[str] = set()
         self.in_doubt: InDoubt | None = None
         self.to_skip: Skip | None = None
@@ -160,8 +158,7 @@ class SpoolDrain:
         """Return the bytes to write next, about as many as one write takes."""
         writes: list[bytes] = []
         size = 0
-        self._skips = supports_skips(conversation.welcome)
-        while size < WRITE_BYTES and self._can_send() and (entries := self._next(conversation)):
+        while size < WRITE_BYTES and self._can_send() and (entries := self._next()):
             parts = [self._payload(entry.batch) for entry in entries]
             payload: Payload = parts[0]
             if len(entries) > 1:
@@ -192,10 +189,9 @@ class SpoolDrain:
             and time.monotonic() >= self.paused_until
         )
 
-    def _next(self, conversation: Conversation) -> list[_Entry]:
+    def _next(self) -> list[_Entry]:
         """Return the entries of the next request, none while they have to wait."""
-        several = supports_multi_send(conversation.welcome)
-        most = min(MAX_BATCHES if several else 1, MAX_BATCHES_IN_FLIGHT - self._handed)
+        most = min(MAX_BATCHES, MAX_BATCHES_IN_FLIGHT - self._handed)
         entries: list[_Entry] = []
         size = 0
         while size < TARGET_BYTES and len(entries) < most:
@@ -434,11 +430,8 @@ class SpoolDrain:
     def _skip(self, head: _Entry) -> None:
         """Have the session go on with this batch, whatever is missing before it."""
         batch = head.batch
-        if self._skips:
-            session, sequence = self._spool.renewals.resolve(batch.session, batch.sequence)
-            self.to_skip = Skip(session, read_header(batch.encoded).epoch, sequence)
-        else:
-            self._renew(head)
+        session, sequence = self._spool.renewals.resolve(batch.session, batch.sequence)
+        self.to_skip = Skip(session, read_header(batch.encoded).epoch, sequence)
 
     def _renew(self, head: _Entry) -> None:
         self._spool.renew(head.batch)
@@ -515,11 +508,6 @@ class SpoolDrain:
             entry.searched = entry.end_searched = False
         self._send_again()
         self.mark()
-
-
-def supports_skips(welcome: Welcome | None) -> bool:
-    """Return whether the broker lets sessions skip sequences."""
-    return welcome is not None and SKIPS in welcome.features
 
 
 def _unpack(payload: bytes, count: int) -> list[BatchedReply]:

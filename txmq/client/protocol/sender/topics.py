@@ -24,7 +24,7 @@ MAX_PARTITIONS = 1 << 32
 
 class TopicMetadata(NamedTuple):
     """Partitions of a topic. `epoch` counts the changes of their number. `topic_id` 0:
-    the broker does not report it.
+    the topic was never described.
     """
 
     name: str
@@ -38,7 +38,7 @@ def parse_description(topic: str, reply: Mapping[str, Any]) -> TopicMetadata:
     try:
         [fields] = reply["topics"]
         return TopicMetadata(
-            topic, int(fields["partitions"]), int(fields["epoch"]), int(fields.get("topic_id", 0))
+            topic, int(fields["partitions"]), int(fields["epoch"]), int(fields["topic_id"])
         )
     except (KeyError, TypeError, ValueError) as error:
         raise RemoteProtocolError(

@@ -78,27 +78,27 @@ def checked_name(service: str | None, name: str, function: object) -> str:
     return check_name(name, "checker")
 
 
-def wait_args(
-    service: str | None, checkers: Sequence[str], wait_ms: int, *, own: bool
-) -> dict[str, Any]:
-    """Return the arguments of a call that waits for questions."""
+def wait_args(service: str | None, checkers: Sequence[str], wait_ms: int) -> dict[str, Any]:
+    """Return the arguments of a call that waits for questions about these checkers, and
+    about the process's own transactions.
+    """
     return {
         "service": service,
         "checkers": checkers,
         "max": MAX_QUESTIONS,
         "wait_ms": wait_ms,
-        **({"own": True} if own else {}),
+        "own": True,
     }
 
 
 def answer_args(half: Half, answer: CheckAnswer) -> dict[str, Any]:
     """Return the arguments of the call that answers a question."""
-    flags = {"open": answer.open, "passed": answer.passed}
     return {
         "token": half.token.hex,
         "answer": answer.decision.name,
         "reason": answer.reason,
-        **{name: True for name, is_set in flags.items() if is_set},
+        "open": answer.open,
+        "passed": answer.passed,
     }
 
 
