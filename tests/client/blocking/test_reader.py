@@ -20,9 +20,7 @@ from txmq.client.blocking.reader import Reader
 from txmq.client.protocol import reader as protocol_reader
 from txmq.client.protocol.offsets import FileOffsets
 from txmq.client.protocol.sender.rows import PART_ROWS
-from txmq.errors import (
-    LogChanged,
-)
+from txmq.errors import ConfigError, LogChanged
 from txmq.model.message import Message
 from txmq.testing.wait import PATIENCE_S
 

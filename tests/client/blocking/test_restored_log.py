@@ -265,7 +265,7 @@ def test_a_restored_log_decides_nothing_in_a_database_before_an_operators_word(
         world.insert("before")
         tx.send(world.topic, b"before")
     tx.wait_published(PATIENCE_S)
-    decider = ByPostgres(*identity_of(database), xid=None)
+    decider = ByPostgres(*identity_of(database), xid=None, position=1)
     with peer(site.broker.url) as producer:
         # The original must not decide it before it is killed.
         token = producer.half(world.topic, b"undecided", decider, check_after_us=HOUR)

@@ -35,7 +35,7 @@ from txmq.errors import (
 )
 from txmq.model.message import Message
 from txmq.testing.wait import PATIENCE_S
-from txmq.wire.batched import SENDS, BatchedReply, pack_replies, unpack_requests
+from txmq.wire.batched import BatchedReply, pack_replies, unpack_requests
 from txmq.wire.data_requests import Opcode, unpack_send
 from txmq.wire.frames import Frame
 from txmq.wire.hello import BrokerLimits, Welcome
