@@ -34,7 +34,7 @@ def test_a_delayed_message_comes_later_and_not_too_early(
     receipt = client.send("delays-late", b"late", delay=2.0, key="k")
     client.send("delays-late", b"now", key="k")
     assert receipt.offset is None
-    wait_until(lambda: len(bodies(real, "delays-late")) == 2, 30, what="the delayed message")
+    wait_until(lambda: len(bodies(real, "delays-late")) == 2, what="the delayed message")
     assert time.time() - sent_at >= 2.0
     found = real.read("delays-late")
     assert [message.body for message in found] == [b"now", b"late"]
@@ -58,7 +58,7 @@ def test_every_way_to_send_takes_times(real: RealBroker, connect: Connect) -> No
     waiting = client.call("message.delayed", topic=topic)["messages"]
     assert {receipt.message_id for receipt in receipts} < {row["message_id"] for row in waiting}
     assert len(waiting) == 5
-    wait_until(lambda: bodies(real, topic) == [b"f"], 30, what="what is not delayed")
+    wait_until(lambda: bodies(real, topic) == [b"f"], what="what is not delayed")
 
 
 def test_many_delayed_messages_go_out_in_several_batches(
@@ -99,7 +99,7 @@ def test_a_restart_loses_nothing_and_delivers_nothing_early(
     client.recall(receipts[0])
     own_broker.kill()
     own_broker.start()
-    wait_until(lambda: len(bodies(own_broker, "t")) == 10, 60, what="the delayed messages")
+    wait_until(lambda: len(bodies(own_broker, "t")) == 10, what="the delayed messages")
     assert time.time() - sent_at >= 1.0
     assert sorted(bodies(own_broker, "t")) == sorted(str(n).encode() for n in range(1, 20, 2))
     left = client.call("message.delayed")["messages"]
@@ -162,7 +162,7 @@ def test_a_delayed_message_of_a_transaction_is_found_where_it_was_published(
     client, topic = connect(real.url), "delays-find-tx"
     with client.transaction() as tx:
         tx.send(topic, b"soon", delay=0.05)
-    wait_until(lambda: bodies(real, topic) == [b"soon"], 30, what="the delayed message")
+    wait_until(lambda: bodies(real, topic) == [b"soon"], what="the delayed message")
     [found] = client.find(message_id=f"{tx.token.hex}-0")
     assert (found.state, found.offset, found.body) == ("published", 0, b"soon")
 

@@ -34,7 +34,6 @@ def test_the_first_transaction_does_what_it_says(
         try:
             wait_until(
                 lambda: rows(shared_database, "SELECT FROM charges"),
-                60,
                 what="the order is charged",
             )
         finally:

@@ -241,11 +241,11 @@ def test_a_killed_worker_s_task_is_done_by_the_next_one(
     with Celery(broker=broker.url) as sender:
         sender.send_task("tests.frameworks.celery_app.die_once", (str(tmp_path),))
     with worker_process(broker, tmp_path) as first:
-        wait_until(lambda: first.poll() is not None, 60, what="the worker has died")
+        wait_until(lambda: first.poll() is not None, what="the worker has died")
     assert (tmp_path / "first").exists()
     assert not (tmp_path / "second").exists()
     with worker_process(broker, tmp_path):
-        wait_until((tmp_path / "second").exists, 60, what="the task is done")
+        wait_until((tmp_path / "second").exists, what="the task is done")
 
 
 def test_queues_do_not_share_topics() -> None:

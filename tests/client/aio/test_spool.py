@@ -60,11 +60,16 @@ def test_to_cancel_a_send_or_the_close_takes_nothing_back(
 def test_a_full_window_throttles_and_what_waits_for_room_can_be_cancelled(tmp_path: Path) -> None:
     SpoolDirectory(str(tmp_path)).remember_topics({"orders": KnownTopic(1, 1, 1)})
 
+    def partitioner(_topic: str, key: str | None, _partitions: int) -> int:
+        if key == "bad":
+            raise ValueError("the caller's")  # and makes room
+        return 0
+
     async def scene() -> None:
         async with txmq.aio.connect(
-            "txmq://127.0.0.1:1", spool=tmp_path, window=2, timeout=1
+            "txmq://127.0.0.1:1", spool=tmp_path, partitioner=partitioner, window=2, timeout=1
         ) as client:
-            sent = [await client.send_async("orders", b"") for _ in range(2)]
+            sent = [await client.send_async("orders", b"", key=key) for key in ("a", "bad")]
             with pytest.raises(Throttled):
                 await client.send_async("orders", b"", timeout=0.0)
             waits = asyncio.create_task(client.send("orders", b""))
@@ -74,6 +79,8 @@ def test_a_full_window_throttles_and_what_waits_for_room_can_be_cancelled(tmp_pa
                 await waits
             assert outcome_of(taken_back.value) == "not done"
             assert (await client.send("orders", b"")).spooled  # it waits for room
-            assert [(await one).spooled for one in sent] == [True, True]
+            assert (await sent[0]).spooled
+            with pytest.raises(ValueError, match="the caller's"):
+                await sent[1]
 
     run(scene())

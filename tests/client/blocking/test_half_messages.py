@@ -121,7 +121,6 @@ def test_a_registered_checker_decides_what_its_producer_did_not(
             lambda: (
                 _show("tx.show", {"token": dead.token.hex})["state"] in ("PUBLISHED", "ROLLED_BACK")
             ),
-            20,
         )
         dead._stored = None  # as if this process had died here
     assert bodies(real, topic) == left
@@ -155,7 +154,7 @@ def test_the_broker_gets_the_reason_why_a_checker_gave_no_answer(
         tx.send("sulks", b"x")
         tx.prepare()
         end_work(tx.token)
-        wait_until(lambda: client.call("tx.show", token=tx.token.hex)["check_reason"] == reason, 20)
+        wait_until(lambda: client.call("tx.show", token=tx.token.hex)["check_reason"] == reason)
         assert client.call("tx.show", token=tx.token.hex)["checked_by"] == "checker"
 
 
@@ -178,11 +177,9 @@ def test_an_answer_of_another_type_is_none_and_another_checker_may_give_it(
             tx.prepare()
             end_work(tx.token)
             tokens.append(tx.token.hex)
-            wait_until(lambda: wrong, 20)
+            wait_until(lambda: wrong)
             if checker == "sure":
-                wait_until(
-                    lambda: client.call("tx.show", token=tokens[1])["state"] == "PUBLISHED", 20
-                )
+                wait_until(lambda: client.call("tx.show", token=tokens[1])["state"] == "PUBLISHED")
             tx._stored = None  # as if this process had died here
     assert client.call("tx.show", token=tokens[0])["state"] == "UNDECIDED"
     client.call("tx.decide", token=tokens[0], outcome="ROLLBACK", operator="test", reason="tidy up")
@@ -233,7 +230,7 @@ def test_a_block_that_is_open_answers_unknown_by_itself(real: RealBroker, connec
     ) as tx:
         tx.send("long-work", b"half")
         tx.prepare()
-        wait_until(lambda: checked(client, tx.token) == REASON, 20)
+        wait_until(lambda: checked(client, tx.token) == REASON)
         work.append("a row")
     tx.wait_published(PATIENCE_S)
     assert bodies(real, "long-work") == [b"half"]
@@ -260,7 +257,7 @@ def test_other_processes_are_not_asked_while_the_block_is_open(
             tx.prepare()
             before = 0
             for _ in range(8):
-                wait_until(partial(answered_since, client, tx.token, before), 20)
+                wait_until(partial(answered_since, client, tx.token, before))
                 before = client.call("tx.show", token=tx.token.hex)["checked_at"]
                 client.call("tx.check", token=tx.token.hex)
         tx.wait_published(PATIENCE_S)

@@ -18,6 +18,7 @@ from txmq.client.protocol.offsets import FileOffsets, Offsets
 from txmq.errors import ConfigError, LocalProtocolError, LogChanged, TopicReplaced, UnknownTopic
 from txmq.testing.wait import PATIENCE_S
 
+POLL_S = 60.0  # the longest that a broker waits with its answer
 ALL = [f"{partition}/{offset}" for partition in range(2) for offset in range(4)]
 
 
@@ -35,10 +36,10 @@ async def opened(client: Any, topic: str, directory: Path, **options: Any) -> An
     return await client.reader("r", [topic], FileOffsets(directory), **options)
 
 
-async def bodies(reader: Any, count: int) -> list[str]:
+async def bodies(reader: Any, count: int, timeout_s: float = PATIENCE_S) -> list[str]:
     found: list[str] = []
     for _ in range(count):
-        message = await reader.receive(PATIENCE_S)
+        message = await reader.receive(timeout_s)
         assert message is not None, f"{found} came"
         found.append(message.body.decode())
     return found
@@ -229,11 +230,11 @@ async def test_a_running_reader_refuses_a_topic_that_is_made_again(
 async def test_a_waiting_reader_is_told_that_its_topic_is_deleted(
     face: Face, real: RealBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(protocol_reader, "POLL_S", 10 * PATIENCE_S)
+    monkeypatch.setattr(protocol_reader, "POLL_S", POLL_S)
     client, topic = await client_and_topic(face, real)
     async with await opened(client, topic, tmp_path) as reader:
         assert len(await bodies(reader, 8)) == 8
-        waiting = face.begin(bodies(reader, 1))
+        waiting = face.begin(bodies(reader, 1, POLL_S - 10))
         await client.call("topic.delete", name=topic)
         with pytest.raises(UnknownTopic):
             await waiting
