@@ -91,7 +91,6 @@ DEEP: Final = {
         "tests/core/consumers/test_simulation.py",
         "tests/recover/local_store/test_crash.py",
         "tests/recover/spool/test_spool_simulation.py",
-        "tests/simulation/test_simulation.py::test_a_planted_bug_is_found",
         "tests/simulation/test_simulation.py::test_every_invariant_holds_for_every_seed",
         "tests/store/index/test_environment.py",
         "tests/store/index/test_lmdb_tables.py::TestBeside::runTest",

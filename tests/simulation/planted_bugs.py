@@ -405,13 +405,13 @@ def _end_reset(state: Any, event: Any, _place: Any) -> None:
 
 
 BUGS = (
-    Bug("replies go out before the flush", _reply_before_flush, first=15),
+    Bug("replies go out before the flush", _reply_before_flush, first=23),
     Bug("a flush does not sync", _skip_sync),
     Bug("a snapshot leads the log", _snapshot_at_each_record, first=7),
     Bug(
         "order tickets are ignored",
         around=_patching(key_order.ReleasePlan, "_followers_if_free", _ignore_earlier_tickets),
-        first=2,
+        first=4,
     ),
     Bug(
         "plain sends pass held keys",
@@ -421,6 +421,7 @@ BUGS = (
     Bug(
         "a repeated send is stored again",
         around=_patching(sends, "_check_sequence", lambda *_args: None),
+        first=2,
     ),
     Bug(
         "a bundle is published in part",
@@ -437,22 +438,22 @@ BUGS = (
         around=_patching(
             checkback_service.CheckBackService, "record_answer", _record_unknown_as_rollback
         ),
-        first=4,
+        first=36,
     ),
     Bug(
         "a prepared foreign branch is timed out",
         around=_patching(checkback_service.CheckBackService, "_end_branch", _roll_back_after_time),
-        first=3,
+        first=5,
     ),
     Bug(
         "absence is taken for a rollback",
         around=_deciding(xa.ResolveOutcome, _resolve_unknown_as_rolled_back),
-        first=8,
+        first=27,
     ),
     Bug(
         "a decision of an operator is overruled",
         around=_patching(xa, "_is_anothers", lambda *_args: False),
-        first=11,
+        first=32,
     ),
     Bug("an older incarnation is accepted", around=_accept_any_incarnation, first=2),
     Bug(
@@ -463,18 +464,18 @@ BUGS = (
     Bug(
         "held keys of an open bundle are forgotten",
         around=_patching(decisions, "_start_pieces", _forget_keys_of_open_bundle),
-        first=2,
+        first=3,
     ),
     Bug(
         "pieces are not continued after a start",
         around=_patching(machine, "save", _save_without_backlog),
-        first=44,
+        first=67,
     ),
-    Bug("topics are not saved", around=_patching(machine, "save", _save_without_topics), first=2),
+    Bug("topics are not saved", around=_patching(machine, "save", _save_without_topics), first=3),
     Bug(
         "a delayed message is published early",
         around=_in_every_seed(delayed_producer, _patching(delayed, "scan", _scan_ahead)),
-        first=13,
+        first=27,
     ),
     Bug(
         "a recalled message is published",
@@ -487,7 +488,7 @@ BUGS = (
             delayed_producer,
             _patching(delay_rules, "_meets_held_key", lambda *_args: False),
         ),
-        first=2,
+        first=9,
     ),
     Bug(
         "one refused bundle drops the others of its frame",
@@ -527,7 +528,7 @@ BUGS = (
         around=_in_every_seed(
             multi_send, _deciding(sends.StoreBatches, _reverse_duplicate_receipts)
         ),
-        first=3,
+        first=31,
     ),
     Bug(
         "sends of one record have the same offset",
@@ -546,12 +547,12 @@ BUGS = (
     Bug(
         "an ack of a range includes failed messages",
         around=_patching(consumers, "join", _join_over_gaps),
-        first=5,
+        first=10,
     ),
     Bug(
         "a refused nack settles the message that was delivered anew",
         around=_in_every_seed(client_consumers, _settling_duplicates),
-        first=38,
+        first=98,
     ),
     Bug(
         "a member fetches before its repeated acks are answered",
@@ -567,7 +568,7 @@ BUGS = (
             client_consumers,
             _patching(large_bundles.LargeBundle, "begun", property(lambda _self: 0)),
         ),
-        first=21,
+        first=43,
     ),
     Bug(
         "members keep a deleted topic",
@@ -575,6 +576,7 @@ BUGS = (
             remade_topic,
             _patching(membership, "_present_topics", lambda _state, member: member.topics),
         ),
+        first=2,
     ),
     Bug(
         "grown partitions are read before the others",
@@ -587,31 +589,31 @@ BUGS = (
         around=_in_every_seed(
             inbox_consumers, _patching(resets, "_begin", _begin_without_generation)
         ),
-        first=18,
+        first=19,
     ),
     Bug(
         "a member keeps what was reset",
         around=_in_every_seed(inbox_consumers, _patching(Membership, "knows", lambda *_args: True)),
-        first=172,
+        first=208,
     ),
     Bug(
         "epochs of a deleted group are forgotten",
         around=_in_every_seed(
             inbox_consumers, _patching(GroupRegistry, "mark_deleted", _mark_deleted_with_epochs)
         ),
-        first=6,
+        first=14,
     ),
     Bug(
         "what was skipped is taken for lost effects",
         around=_in_every_seed(
             inbox_consumers, _patching(EffectsRecord, "pass_over", lambda *_args: None)
         ),
-        first=15,
+        first=24,
     ),
     Bug(
         "a restored inbox gets nothing again",
         around=_in_every_seed(inbox_consumers, _deciding(effects.RestoreEffects, _restore_nothing)),
-        first=2,
+        first=3,
     ),
     Bug(
         "a clock that jumps is believed",
@@ -629,19 +631,19 @@ BUGS = (
         around=_in_every_seed(
             machine_clock, _patching(broker_time, "doubt_at_start", _forget_earlier_doubt)
         ),
-        first=76,
+        first=98,
     ),
     Bug(
         "check-backs do not go back with the time",
         around=_in_every_seed(machine_clock, _patching(timers, "set_back", lambda *_args: None)),
-        first=21,
+        first=48,
     ),
     Bug(
         "retries do not go back with the time",
         around=_in_every_seed(
             machine_clock, _patching(waiting_times, "set_back", lambda *_args: None)
         ),
-        first=9,
+        first=21,
     ),
     Bug(
         "an operator's change leaves no audit message",
@@ -671,14 +673,14 @@ BUGS = (
     Bug(
         "a policy forgets its plan",
         around=_in_every_seed(plan_operator, _applying(PolicyPlanned, _make_the_plan_only)),
-        first=72,
+        first=77,
     ),
     Bug(
         "a failed message is told of before it is on disk",
         around=_in_every_seed(
             store_consumers, _patching(store_consumers.ModelStore, "put", _put_without_sync)
         ),
-        first=22,
+        first=46,
     ),
     Bug(
         "a stored message is acked before its effect",
@@ -697,13 +699,13 @@ BUGS = (
         around=_in_every_seed(
             store_consumers, _patching(store_consumers.ModelStore, "_heads", _all_as_heads)
         ),
-        first=15,
+        first=50,
     ),
     Bug(
         "a store forgets what the broker has it keep",
         around=_in_every_seed(
             store_consumers, _patching(local_recovery.LocalRecovery, "_judge", _forget_all)
         ),
-        first=4,
+        first=5,
     ),
 )

@@ -16,11 +16,21 @@ from txmq.errors import ClientClosed, Conflict
 from txmq.model.bundle import BundleState, DecideReceipt
 from txmq.model.message import COMMIT
 from txmq.testing.wait import PATIENCE_S, wait_until
+from txmq.wire.batched import BatchedReply, pack_replies, unpack_requests
 from txmq.wire.data_requests import Opcode, pack_decide_receipt, unpack_decide
+from txmq.wire.frames import Frame
 
 Connect = Callable[..., Client]
 TOKEN = UUID(int=7)
 DONE = pack_decide_receipt(DecideReceipt(BundleState.PUBLISHED, repeated=False))
+
+
+def done(frame: Frame) -> bytes:
+    """Return the reply to a decision, or to several that are repeated together."""
+    if frame.opcode != Opcode.DECISIONS:
+        return DONE
+    count = len(unpack_requests(frame.payload))
+    return b"".join(pack_replies([BatchedReply(0, DONE)] * count))
 
 
 def decided(fake: FakeBroker) -> list[bytes]:
@@ -103,7 +113,7 @@ def test_nothing_is_left_open_at_the_end(
     fake: FakeBroker, client: Client, ends: Callable[[Client], None]
 ) -> None:
     answers: list[Any] = [HangUp]
-    fake.others = lambda _frame: answers.pop() if answers else DONE
+    fake.others = lambda frame: answers.pop() if answers else done(frame)
     pending = [send_decision(client._core, UUID(int=n), COMMIT) for n in range(3)]
     ends(client)
     assert [one.result(0) for one in pending] == [DONE] * 3
