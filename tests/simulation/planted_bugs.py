@@ -560,7 +560,7 @@ BUGS = (
             client_consumers,
             _patching(Settlement, "resending", property(lambda self: bool(self._nacks))),
         ),
-        first=2090,
+        first=564,
     ),
     Bug(
         "a fence releases messages before those of earlier pieces",
