@@ -30,6 +30,11 @@ def effects(connect: Callable[[], Connection]) -> list[str]:
         return [body for (body,) in cursor.fetchall()]
 
 
+def have_come(connect: Callable[[], Connection], count: int) -> Callable[[], bool]:
+    """Return a function that tells whether there are so many effects."""
+    return lambda: len(effects(connect)) >= count
+
+
 def take_effect(message: ReceivedMessage, connection: Connection) -> None:
     with connection.cursor() as cursor:
         cursor.execute(EFFECT, (message.body.decode(), message.attempt))

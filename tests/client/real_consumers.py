@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -11,14 +12,12 @@ from typing import Any
 import txmq
 from tests.client.real import RealBroker
 from txmq.client.blocking.client import Client
-from txmq.client.blocking.consumer.consumer import Consumer
+from txmq.client.blocking.consumer.consumer import BlockingConsumer, Consumer
 from txmq.errors import TxmqError
 from txmq.model.message import ReceivedMessage
-from txmq.testing.wait import PATIENCE_S
+from txmq.testing.wait import PATIENCE_S, wait_until
 
-# Idle for so long is a consumer that nothing comes to any more. A machine that is busy,
-# or stopped for a moment, stands still for less.
-IDLE_S = 4.0
+TO_COME = ("lag", "leased", "retrying", "at_consumers")  # counts of a group
 
 
 @contextmanager
@@ -52,6 +51,46 @@ def busy_log(url: str) -> Iterator[None]:
             thread.join()
 
 
+def run_until(
+    consumer: BlockingConsumer,
+    handler: Callable[..., object],
+    done: Callable[[], object],
+    **options: Any,
+) -> None:
+    """Run the handler until `done`, which another thread calls, returns a true value.
+    Raises what either raises.
+    """
+    stop, over = threading.Event(), threading.Event()
+
+    def watch() -> None:
+        try:
+            wait_until(lambda: over.is_set() or done())
+        finally:
+            stop.set()
+
+    with ThreadPoolExecutor(1) as threads:
+        watching = threads.submit(watch)
+        try:
+            consumer.run(handler, stop=stop, **options)
+        finally:
+            over.set()
+        watching.result()
+
+
+def drain(
+    client: Client,
+    consumer: Consumer,
+    handler: Callable[..., object],
+    until: Callable[[], object] = lambda: True,
+    **options: Any,
+) -> None:
+    """Run the handler until `until` returns a true value, and the group has nothing
+    more to deliver.
+    """
+    group = consumer.group
+    run_until(consumer, handler, lambda: until() and is_drained(shown(client, group)), **options)
+
+
 def receive(consumer: Consumer, count: int) -> list[ReceivedMessage]:
     """Receive and ack so many messages."""
     received: list[ReceivedMessage] = []
@@ -81,5 +120,11 @@ def unprocessed_of(group: dict[str, Any]) -> int:
 
     Those that a member holds count among the leased ones, and perhaps in the lag, too.
     """
-    names = ("lag", "leased", "retrying", "parked", "at_consumers", "letters")
-    return sum(int(group[name]) for name in names)
+    return sum(int(group[name]) for name in (*TO_COME, "parked", "letters"))
+
+
+def is_drained(group: dict[str, Any]) -> bool:
+    """Return whether the group that was shown has nothing more to deliver: each message
+    is processed, dead, or parked behind a dead one.
+    """
+    return not any(group[name] for name in TO_COME)

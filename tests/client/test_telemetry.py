@@ -25,9 +25,10 @@ from twisted.internet.task import deferLater
 import txmq
 import txmq.aio
 import txmq.twisted
+from tests.client.faces.face import AioFace, TwistedFace
 from tests.client.reactor_thread import InReactor
 from tests.client.real import RealBroker
-from tests.client.real_consumers import IDLE_S
+from tests.client.real_consumers import drain, run_until
 from tests.client.scripted_member import fresh
 from tests.client.world import World
 from txmq.client.blocking.client import Client
@@ -167,7 +168,7 @@ def test_a_message_carries_the_context_of_its_send_to_its_handler(
         headers.append(dict(message.headers))
 
     with client.consumer(fresh("g"), [topic]) as consumer:
-        consumer.run(handle, idle_exit=IDLE_S)
+        drain(client, consumer, handle)
     worked, acked = seen.one(f"process {topic}"), seen.one(f"ack {topic}")
     assert headers[0]["h"] == "v"
     assert inner == [worked.context]
@@ -239,7 +240,7 @@ def test_a_copy_is_linked_to_its_producer_and_to_its_redrive(
         )
     produced, replayed = seen.one(f"send {topic}"), seen.one(f"replay {topic}")
     with client.consumer(fresh("g"), [copies]) as consumer:
-        consumer.run(lambda _message: None, idle_exit=IDLE_S)
+        drain(client, consumer, lambda _message: None)
     assert linked(seen.one(f"process {copies}")) == [ids(produced), ids(replayed)]
     assert linked(seen.one(f"ack {copies}")) == [ids(produced), ids(replayed)]
 
@@ -304,9 +305,10 @@ def test_errors_and_the_four_metrics(client: Client, seen: Seen, topic: str) -> 
     def fail(_message: Any) -> None:
         raise ZeroDivisionError("no")
 
-    with client.consumer(fresh("g"), [topic]) as consumer:
+    later = txmq.RetryPolicy.table(PATIENCE_S)  # no message comes again meanwhile
+    with client.consumer(fresh("g"), [topic], retry=later) as consumer:
         assert len(consumer.receive_many(1, PATIENCE_S)) == 1
-        consumer.run(fail, idle_exit=IDLE_S)
+        run_until(consumer, fail, lambda: consumer.stats.nacked >= 2)
     failed = seen.spans(f"process {topic}")[0]
     assert failed.status.status_code is trace.StatusCode.ERROR
     assert (failed.attributes or {})["error.type"] == "ZeroDivisionError"
@@ -361,11 +363,10 @@ def test_the_twisted_face_has_the_same_spans(
                 inner.append(trace.get_current_span().get_span_context())
 
             consumer = await client.consumer(fresh("g"), [topic])
-            async with consumer:
-                first = await consumer.receive(PATIENCE_S)
-                assert first is not None
-                consumer.nack(first)
-                await consumer.run(handle, idle_exit=IDLE_S)
+            first = await consumer.receive(PATIENCE_S)
+            assert first is not None
+            consumer.nack(first, delay=0.0)
+            await TwistedFace(reactor).drain(client, consumer, handle)
 
     inner: list[Any] = []
     in_reactor(story)
@@ -391,11 +392,11 @@ def test_the_asyncio_face_has_the_same_spans(shared_broker: RealBroker, seen: Se
                 await asyncio.sleep(0.001)
                 inner.append(trace.get_current_span().get_span_context())
 
-            async with await client.consumer(fresh("g"), [topic]) as consumer:
-                first = await consumer.receive(PATIENCE_S)
-                assert first is not None
-                consumer.nack(first)
-                await consumer.run(handle, idle_exit=IDLE_S)
+            consumer = await client.consumer(fresh("g"), [topic])
+            first = await consumer.receive(PATIENCE_S)
+            assert first is not None
+            consumer.nack(first, delay=0.0)
+            await AioFace().drain(client, consumer, handle)
 
     asyncio.run(story())
     check_face(seen, topic, inner)

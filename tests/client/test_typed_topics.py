@@ -20,7 +20,7 @@ import txmq.aio
 import txmq.twisted
 from tests.client.reactor_thread import InReactor
 from tests.client.real import RealBroker
-from tests.client.real_consumers import IDLE_S
+from tests.client.real_consumers import drain, shown
 from tests.client.scripted_member import fresh
 from txmq.client.blocking.client import Client
 from txmq.client.blocking.typed import TypedTopic
@@ -149,7 +149,7 @@ def test_values_go_by_every_send_and_reach_handlers(
         orders.within(tx).send(Order.model_construct(id="x"))
     values = []
     with client.consumer(fresh("g"), [orders], mode="ordered") as consumer:
-        consumer.run(lambda message: values.append(message.value.id), idle_exit=IDLE_S)
+        drain(client, consumer, lambda message: values.append(message.value.id))
     assert sorted(values) == [0, 1, 2, 3, 4, 5]
     with client.reader("r", [orders], txmq.FileOffsets(tmp_path)) as reader:
         read = [orders.value(next(iter(reader))).id for _ in range(6)]
@@ -163,8 +163,12 @@ def test_what_does_not_fit_is_dead_lettered_before_any_handler(
     good, bad = orders.message(GOOD).body, Message(BAD, "k")
     client.send_batch(orders.name, [Message(good), bad, Message(good, "k"), Message(good, "other")])
     with client.consumer(group, [orders], mode="ordered") as consumer:
-        consumer.run(
-            lambda messages: seen.extend(m.offset for m in messages), batch=9, idle_exit=IDLE_S
+        drain(
+            client,
+            consumer,
+            lambda messages: seen.extend(m.offset for m in messages),
+            lambda: shown(client, group)["parked"],
+            batch=9,
         )
         assert seen == [0, 3], "the next message of the key is parked behind the letter"
         told = "BodyMismatch: the body is no Order: id: Input should be a valid integer"

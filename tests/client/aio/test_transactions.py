@@ -13,8 +13,8 @@ import txmq.aio
 from tests.client.aio.databases import DATABASES, Database
 from tests.client.aio.interrupting import Interrupter
 from tests.client.aio.running import run
+from tests.client.faces.face import AioFace
 from tests.client.ledgers import Ledgers
-from tests.client.real_consumers import IDLE_S
 from tests.client.scripted_member import fresh
 from tests.client.world import ApplicationError, World
 from txmq.aio import Client, EnlistedTransaction, outcome_of
@@ -292,19 +292,27 @@ def test_a_list_that_fails_is_applied_one_by_one_without_later_ones_of_a_nacked_
             async def connect() -> Any:
                 return await scene.database.connect(world.dsn)
 
-            async with await scene.client.consumer(
+            consumer = await scene.client.consumer(
                 group, [topic], mode="ordered", on_exhausted="park"
-            ) as consumer:
+            )
 
-                async def handle(found: list[Any], connection: Any) -> None:
-                    for message in found:
-                        await scene.insert(connection, message.body.decode())
-                        if message.body == b"o-2" and alone is (len(found) == 1):
-                            consumer.dead_letter(message, "poison")
-                    if len(found) > 1:
-                        raise ApplicationError
+            async def handle(found: list[Any], connection: Any) -> None:
+                for message in found:
+                    await scene.insert(connection, message.body.decode())
+                    if message.body == b"o-2" and alone is (len(found) == 1):
+                        consumer.dead_letter(message, "poison")
+                if len(found) > 1:
+                    raise ApplicationError
 
-                await consumer.run(handle, inbox=connect, batch=6, batch_wait=5, idle_exit=IDLE_S)
+            await AioFace().drain(
+                scene.client,
+                consumer,
+                handle,
+                lambda: len(world.orders()) >= 4,
+                inbox=connect,
+                batch=6,
+                batch_wait=PATIENCE_S,
+            )
             # both are of key k2
             assert world.orders() == {"o-0", "o-1", "o-3", "o-4"}
             assert (await scene.client.call("group.show", group=group))["parked"] == 1

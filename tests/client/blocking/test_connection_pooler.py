@@ -17,7 +17,7 @@ from psycopg2.extensions import parse_dsn
 from tests.client.kept_sessions import asked
 from tests.client.ledgers import TABLES, Ledgers
 from tests.client.real import RealBroker
-from tests.client.real_consumers import IDLE_S
+from tests.client.real_consumers import drain
 from tests.client.scripted_member import fresh
 from tests.client.world import ApplicationError, World, make_tables
 from tests.fixtures_postgres import Databases, cut_off, wait_for_replay
@@ -165,6 +165,7 @@ def test_a_resolver_behind_a_pool(shared_database: str, pool: Pooler) -> None:
 
 
 def test_handlers_with_an_inbox(real: RealBroker, connect: Connect, pool: Pooler) -> None:
+    asked(pool.dsn, "DROP TABLE IF EXISTS effects")
     asked(pool.dsn, "CREATE TABLE effects (body text UNIQUE)")
     client, topic = connect(real.url), fresh("pooled")
     client.send_batch(topic, [Message(b"%d" % number, f"k{number}") for number in range(30)])
@@ -174,6 +175,6 @@ def test_handlers_with_an_inbox(real: RealBroker, connect: Connect, pool: Pooler
             cursor.execute("INSERT INTO effects VALUES (%s)", (message.body.decode(),))
 
     with client.consumer(fresh("g"), [topic]) as consumer:
-        consumer.run(handle, inbox=lambda: psycopg2.connect(pool.dsn), threads=2, idle_exit=IDLE_S)
+        drain(client, consumer, handle, inbox=lambda: psycopg2.connect(pool.dsn), threads=2)
         assert (consumer.stats.acked, consumer.stats.nacked, consumer.stats.retried) == (30, 0, 0)
     assert asked(pool.dsn, "SELECT count(*) FROM effects") == [(30,)]

@@ -11,7 +11,7 @@ import pytest
 
 import txmq
 from tests.client.real import RealBroker
-from tests.client.real_consumers import IDLE_S, floors, receive, shown
+from tests.client.real_consumers import drain, floors, receive, shown
 from tests.client.scripted_member import fresh
 from txmq.client.blocking.client import Client
 from txmq.client.blocking.consumer.consumer import Consumer
@@ -295,9 +295,10 @@ def test_handlers_get_lists_with_batch(client: Client, joined: Callable[..., Con
     client.send_many(topic, [b"%d" % number for number in range(30)])
     sizes: list[int] = []
     consumer = joined(group, topic)
-    consumer.run(lambda messages: sizes.append(len(messages)), batch=8, idle_exit=IDLE_S)
+    wait_until(lambda: consumer._members.members[0].member.queue.ready == 30)
+    drain(client, consumer, lambda messages: sizes.append(len(messages)), batch=8)
     assert (sum(sizes), max(sizes)) == (30, 8)
-    wait_until(lambda: floors(client, group) == 30, what="the acks")
+    assert floors(client, group) == 30
 
 
 def test_run_ends_when_it_is_stopped(client: Client, joined: Callable[..., Consumer]) -> None:
@@ -362,7 +363,7 @@ def test_a_message_whose_handler_returns_work_to_be_done_is_no_success(
     topic, group = fresh("t"), fresh("g")
     client.send_many(topic, [b"1", b"2"])
     consumer = joined(group, topic, retry=RetryPolicy.table(0, attempts=0))
-    consumer.run(_returning(handler), batch=batch, idle_exit=IDLE_S)
+    drain(client, consumer, _returning(handler), batch=batch)
     letters = client.call("dlq.list", group=group)["letters"]
     assert {letter["error_type"] for letter in letters} == {"txmq.errors.base.LocalProtocolError"}
     assert (len(letters), consumer.stats.acked) == (2, 0)

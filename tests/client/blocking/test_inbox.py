@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from typing import Any
 
@@ -15,13 +16,14 @@ import pytest
 import txmq
 from tests.client.effects import (
     effects,
+    have_come,
     lose_effects,
     numbered_effects,
     take_effect,
     with_effects,
 )
 from tests.client.real import RealBroker
-from tests.client.real_consumers import IDLE_S
+from tests.client.real_consumers import drain, run_until, shown
 from tests.client.scripted_member import fresh
 from tests.client.world import ApplicationError
 from txmq.client.blocking.client import Client
@@ -76,17 +78,13 @@ def consumer_of(client: Client, group: str, topic: str, **options: Any) -> Consu
     )
 
 
-def run(consumer: Consumer, connect: Callable[[], Connection], **options: Any) -> None:
-    consumer.run(take_effect, inbox=connect, idle_exit=IDLE_S, **options)
-
-
 def test_each_message_takes_effect_and_is_acked(
     client: Client, connect: Callable[[], Connection]
 ) -> None:
     topic, group = fresh("t"), fresh("g")
     bodies = send(client, topic, 20)
     with consumer_of(client, group, topic) as consumer:
-        run(consumer, connect, threads=3)
+        drain(client, consumer, take_effect, inbox=connect, threads=3)
     assert effects(connect) == bodies
     assert client.call("group.show", group=group)["lag"] == 0
 
@@ -98,10 +96,10 @@ def test_what_was_committed_but_never_acked_does_not_take_effect_again(
     bodies = send(client, topic, 10)
     with consumer_of(client, group, topic) as consumer:
         monkeypatch.setattr(consumer._members, "ack_many", lambda _messages: None)
-        run(consumer, connect)
+        run_until(consumer, take_effect, have_come(connect, len(bodies)), inbox=connect)
     assert effects(connect) == bodies
     with consumer_of(client, group, topic) as consumer:
-        run(consumer, connect)
+        drain(client, consumer, take_effect, inbox=connect)
         assert (consumer.stats.duplicates, consumer.stats.acked) == (10, 10)
     assert effects(connect) == bodies
 
@@ -154,7 +152,7 @@ def test_what_fails_is_rolled_back_and_tried_again_later(
             raise ValueError("later")
 
     with consumer_of(client, group, topic, mode="ordered") as consumer:
-        consumer.run(handle, inbox=connect, idle_exit=IDLE_S, threads=2)
+        drain(client, consumer, handle, inbox=connect, threads=2)
         assert consumer.stats.nacked == 5
     assert effects(connect) == bodies
 
@@ -173,7 +171,7 @@ def test_a_conflict_is_run_again_in_place(
                 cursor.execute("DO $$ BEGIN RAISE SQLSTATE '40001'; END $$")
 
     with consumer_of(client, group, topic) as consumer:
-        consumer.run(handle, inbox=connect, idle_exit=IDLE_S)
+        drain(client, consumer, handle, inbox=connect)
         assert (tries, consumer.stats.retried, consumer.stats.nacked) == ([1, 1, 1], 2, 0)
     assert effects(connect) == bodies
 
@@ -201,7 +199,7 @@ def test_a_failed_commit_does_not_harm_the_message_claimed_with_it(
             lambda: consumer._members.members[0].member.queue.ready == 6,
             what="all wait here, to be taken ahead",
         )
-        consumer.run(handle, inbox=connect, idle_exit=IDLE_S)
+        drain(client, consumer, handle, inbox=connect)
         assert (consumer.stats.retried, consumer.stats.nacked, consumer.stats.acked) == (
             1,
             fails - 1,
@@ -224,7 +222,7 @@ def test_a_connection_lost_in_a_handler_is_replaced(
                 cursor.execute("SELECT pg_terminate_backend(pg_backend_pid())")
 
     with consumer_of(client, group, topic) as consumer:
-        consumer.run(handle, inbox=connect, idle_exit=IDLE_S)
+        drain(client, consumer, handle, inbox=connect)
         assert consumer.stats.nacked == 0
     assert effects(connect) == bodies
 
@@ -242,7 +240,7 @@ def test_a_swallowed_error_of_a_statement_counts_as_the_failure_that_it_is(
                 cursor.execute("SELECT 1/0")
 
     with consumer_of(client, group, topic) as consumer:
-        consumer.run(handle, inbox=connect, idle_exit=IDLE_S)
+        drain(client, consumer, handle, inbox=connect)
         assert consumer.stats.nacked == 1
     assert effects(connect) == bodies
 
@@ -262,7 +260,7 @@ def test_a_failed_list_is_split_so_that_only_the_message_at_fault_fails(
                 raise ValueError("not m04")
 
     with consumer_of(client, group, topic, mode="ordered") as consumer:
-        consumer.run(handle, inbox=connect, batch=12, idle_exit=IDLE_S)
+        drain(client, consumer, handle, inbox=connect, batch=12)
         assert consumer.stats.nacked == 1
     assert max(sizes) > 1
     assert effects(connect) == bodies
@@ -284,17 +282,14 @@ def test_two_members_and_lost_acks_still_make_one_effect_each(
 
     monkeypatch.setattr(first._members, "ack_many", sometimes)
     bodies = send(client, topic, 40)
-    threads = [
-        threading.Thread(target=run, args=(member, connect), kwargs={"threads": 2})
-        for member in (first, second)
-    ]
-    for thread in threads:
-        thread.start()
-    wait_until(lambda: len(effects(connect)) == len(bodies), what="all effects")
-    first.close()
-    for thread in threads:
-        thread.join()
-    run(second, connect)
+    with ThreadPoolExecutor() as threads, closing(first):
+        runs = [
+            threads.submit(first.run, take_effect, inbox=connect, threads=2),
+            threads.submit(drain, client, second, take_effect, inbox=connect, threads=2),
+        ]
+        wait_until(lambda: len(effects(connect)) == len(bodies), what="all effects")
+    for ended in runs:
+        ended.result()
     assert second.stats.duplicates == len(dropped)
     assert effects(connect) == bodies
 
@@ -305,10 +300,10 @@ def test_reprocessing_lets_every_message_take_effect_once_more(
     topic, group = fresh("t"), fresh("g")
     bodies = send(client, topic, 5)
     with consumer_of(client, group, topic) as consumer:
-        run(consumer, connect)
+        drain(client, consumer, take_effect, inbox=connect)
     client.call("group.reset", group=group, topic=topic, to="first", reprocess=True)
     with consumer_of(client, group, topic) as consumer:
-        run(consumer, connect)
+        drain(client, consumer, take_effect, have_come(connect, 10), inbox=connect)
     assert effects(connect) == sorted(bodies * 2)
 
 
@@ -320,7 +315,7 @@ def test_a_group_is_rewound_to_the_end_of_a_restored_inbox(
     client.call("topic.create", name=topic, partitions=1)
     bodies = send(client, topic, 8)
     with consumer_of(client, group, topic, mode=mode) as consumer:
-        run(consumer, connect)
+        drain(client, consumer, take_effect, inbox=connect)
         [place] = client.call("group.show", group=group)["positions"]
         position = Position(group, str(client.log_id), place["topic_id"], 0, consumer.epoch)
     with (
@@ -336,7 +331,7 @@ def test_a_group_is_rewound_to_the_end_of_a_restored_inbox(
             'DELETE FROM public.txmq_inbox_recent WHERE grp = %s AND "offset" > 4', (group,)
         )
     with consumer_of(client, group, topic, mode=mode) as consumer:
-        run(consumer, connect)
+        drain(client, consumer, take_effect, have_come(connect, 8), inbox=connect)
     assert effects(connect) == bodies
     with closing(connect()) as connection:
         assert applied(connection, position).ranges == ((0, 8),)
@@ -358,7 +353,7 @@ def test_an_inbox_that_cannot_be_opened_is_tried_less_often_each_time(
     monkeypatch.setattr(inbox_opening.InboxOpenings, "open_position", refused)
     monkeypatch.setattr(InboxWorker, "_pause", lambda _self, seconds: pauses.append(seconds))
     with consumer_of(client, group, topic, mode="ordered") as consumer:
-        run(consumer, connect)
+        drain(client, consumer, take_effect, inbox=connect)
     assert pauses == [0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.0]
     assert effects(connect) == bodies
 
@@ -371,13 +366,20 @@ def test_restored_messages_of_an_ordered_group_come_before_later_ones_of_their_k
     client.call("topic.create", name=topic, partitions=1)
     send(client, topic, 9)
     with consumer_of(client, group, topic, mode="ordered") as consumer:
-        run(consumer, connect)
+        drain(client, consumer, take_effect, inbox=connect)
     lose_effects(connect, group)
     later = [Message(f"n{number:02}".encode(), f"k{number % 3}") for number in range(9)]
     client.send_batch(topic, later)
 
     with consumer_of(client, group, topic, mode="ordered") as consumer:
-        run(consumer, connect, threads=2)
+        drain(
+            client,
+            consumer,
+            take_effect,
+            have_come(connect, 18),
+            inbox=connect,
+            threads=2,
+        )
     found = numbered_effects(connect)
     for key in range(3):
         own = [body for body in found if int(body[1:]) % 3 == key]
@@ -396,16 +398,17 @@ def test_a_dead_letter_takes_no_effect_until_it_is_replayed(
             consumer.dead_letter(message, "poison")
 
     with consumer_of(client, group, topic) as consumer:
-        consumer.run(handle, inbox=connect, idle_exit=IDLE_S)
+        drain(client, consumer, handle, inbox=connect)
     assert effects(connect) == bodies[:5]
+    client.send(topic, b"m06", key="k2")  # behind it, in its partition
     with consumer_of(client, group, topic) as other:
-        run(other, connect)
-        assert other.stats.delivered == 0, "a gap at the end is no sign of a restored database"
+        drain(client, other, take_effect, inbox=connect)
+        assert other.stats.delivered == 1, "a gap is no sign of a restored database"
     [letter] = client.call("dlq.list", group=group)["letters"]
     client.call("dlq.replay", group=group, letters=[[topic, letter["partition"], letter["offset"]]])
     with consumer_of(client, group, topic) as other:
-        run(other, connect)
-    assert effects(connect) == bodies
+        drain(client, other, take_effect, have_come(connect, 7), inbox=connect)
+    assert effects(connect) == [*bodies, "m06"]
 
 
 def test_an_edited_letter_is_the_same_message_to_the_inbox(
@@ -420,18 +423,18 @@ def test_an_edited_letter_is_the_same_message_to_the_inbox(
             consumer.dead_letter(message, "poison")
 
     with consumer_of(client, group, topic) as consumer:
-        consumer.run(handle, inbox=connect, idle_exit=IDLE_S)
+        drain(client, consumer, handle, inbox=connect)
     [letter] = client.letters(group)
     client.edit_letter(letter, body=b"mended", operator="ada", reason="poison")
     place = [letter.topic, letter.partition, letter.offset]
     client.call("dlq.replay", group=group, letters=[place])
     with consumer_of(client, group, topic) as consumer:
-        consumer.run(handle, inbox=connect, idle_exit=IDLE_S)
+        drain(client, consumer, handle, have_come(connect, 2), inbox=connect)
     assert effects(connect) == [bodies[0], "mended"]
     # what was published comes again, and the inbox has that message
     client.call("group.reset", group=group, topic=topic, to="first")
     with consumer_of(client, group, topic) as consumer:
-        consumer.run(handle, inbox=connect, idle_exit=IDLE_S)
+        drain(client, consumer, handle, lambda: consumer.stats.acked >= 2, inbox=connect)
         assert consumer.stats.delivered == 2
     assert effects(connect) == [bodies[0], "mended"]
 
@@ -464,11 +467,31 @@ def test_the_rest_of_a_list_is_applied_without_what_its_handler_nacked_and_later
                 consumer.dead_letter(message, "poison")
 
     with consumer_of(client, group, topic, mode="ordered") as consumer:
-        consumer.run(handle, inbox=connect, batch=6, batch_wait=5, idle_exit=IDLE_S)
+        drain_parked(client, consumer, handle, connect)
     assert sizes == [6, 4]
     # both are of key k2
     assert effects(connect) == [body for body in bodies if body not in {"m02", "m05"}]
     assert client.call("group.show", group=group)["parked"] == 1
+
+
+def drain_parked(
+    client: Client,
+    consumer: Consumer,
+    handler: Callable[..., object],
+    connect: Callable[[], Connection],
+) -> None:
+    """Run a handler of lists of six until one message is parked and the rest is
+    done.
+    """
+    drain(
+        client,
+        consumer,
+        handler,
+        lambda: shown(client, consumer.group)["parked"],
+        inbox=connect,
+        batch=6,
+        batch_wait=PATIENCE_S,
+    )
 
 
 @pytest.mark.parametrize("alone", [False, True])
@@ -488,7 +511,7 @@ def test_a_list_that_fails_is_applied_one_by_one_without_later_ones_of_a_nacked_
             raise ApplicationError
 
     with consumer_of(client, group, topic, mode="ordered") as consumer:
-        consumer.run(handle, inbox=connect, batch=6, batch_wait=5, idle_exit=IDLE_S)
+        drain_parked(client, consumer, handle, connect)
     # both are of key k2
     assert effects(connect) == [body for body in bodies if body not in {"m02", "m05"}]
     assert client.call("group.show", group=group)["parked"] == 1
@@ -500,7 +523,7 @@ def test_the_inbox_is_folded_to_ranges_when_the_work_ends(
     topic, group = fresh("t"), fresh("g")
     send(client, topic, 10)
     with consumer_of(client, group, topic) as consumer:
-        run(consumer, connect)
+        drain(client, consumer, take_effect, inbox=connect)
     with closing(connect()) as connection, connection.cursor() as cursor:
         cursor.execute("SELECT count(*) FROM public.txmq_inbox_recent WHERE grp = %s", (group,))
         assert cursor.fetchone() == (0,)
@@ -525,7 +548,7 @@ def test_a_database_that_is_away_costs_nothing_but_time(
         return connect()
 
     with consumer_of(client, group, topic) as consumer:
-        consumer.run(take_effect, inbox=flaky, idle_exit=IDLE_S)
+        drain(client, consumer, take_effect, inbox=flaky)
         assert consumer.stats.nacked == 0
     assert effects(connect) == bodies
 
@@ -571,6 +594,6 @@ def test_work_left_in_a_handlers_result_rolls_its_transaction_back(
         return (None for _ in ())
 
     with client.consumer(group, [topic], retry=RetryPolicy.table(0, attempts=0)) as consumer:
-        consumer.run(handle, inbox=connect, idle_exit=IDLE_S)
+        drain(client, consumer, handle, inbox=connect)
     assert effects(connect) == []
     assert len(client.call("dlq.list", group=group)["letters"]) == 2

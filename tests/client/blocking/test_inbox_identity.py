@@ -13,9 +13,9 @@ import pytest
 
 import txmq
 from tests.client.blocking.test_inbox_resets import all_taken, consumer_of, run, running, send
-from tests.client.effects import effects, take_effect, with_effects
+from tests.client.effects import effects, have_come, take_effect, with_effects
 from tests.client.real import RealBroker
-from tests.client.real_consumers import IDLE_S
+from tests.client.real_consumers import drain, is_drained, run_until, shown
 from tests.client.scripted_member import fresh
 from txmq.client.blocking.client import Client
 from txmq.client.protocol import conversation
@@ -75,7 +75,7 @@ def forget_acks(client: Client, group: str, topic: str, connect: Connect, count:
             ack_many(message for message in messages if message.offset == 0)
 
         members.ack_many = first_only  # type: ignore[method-assign]
-        consumer.run(take_effect, inbox=connect, idle_exit=IDLE_S)
+        run_until(consumer, take_effect, have_come(connect, count), inbox=connect)
         assert consumer.stats.delivered == count
 
 
@@ -85,11 +85,11 @@ def test_messages_of_a_topic_that_is_made_again_take_effect(
     topic, group = fresh("t"), fresh("g")
     make(client, topic)
     send(client, topic, "a", "b")
-    run(client, connect, group, topic)
+    run(client, connect, group, topic, count=2)
     client.call("topic.delete", name=topic)
     make(client, topic)
     send(client, topic, "c", "d", "e")
-    run(client, connect, group, topic)
+    run(client, connect, group, topic, count=5)
     assert effects(connect) == ["a", "b", "c", "d", "e"]
 
 
@@ -100,7 +100,7 @@ def test_messages_of_a_broker_with_another_log_take_effect(
     for number, client in enumerate(clients):
         make(client, topic)
         send(client, topic, f"a{number}", f"b{number}")
-        run(client, connect, group, topic)
+        run(client, connect, group, topic, count=2 * number + 2)
     assert effects(connect) == ["a0", "a1", "b0", "b1"]
 
 
@@ -117,7 +117,12 @@ def test_a_consumer_that_comes_back_with_two_brokers_doubles_nothing(
         txmq.connect(urls, service="tests", timeout=PATIENCE_S) as cluster,
         cluster.consumer(group, [topic], retry=RetryPolicy.table(0, attempts=50)) as consumer,
     ):
-        consumer.run(take_effect, inbox=connect, idle_exit=IDLE_S)
+        run_until(
+            consumer,
+            take_effect,
+            lambda: all(is_drained(shown(client, group)) for client in clients),
+            inbox=connect,
+        )
         assert consumer.stats.duplicates == 1
     assert effects(connect) == ["a0", "a1", "b0", "b1"]
 
@@ -132,7 +137,7 @@ def test_a_database_restored_to_before_the_first_row_gets_its_messages_again(
 
     def consume() -> None:
         with client.consumer(group, [topic], mode=mode) as consumer:
-            consumer.run(take_effect, inbox=connect, idle_exit=IDLE_S)
+            drain(client, consumer, take_effect, have_come(connect, 3), inbox=connect)
 
     consume()
     execute(connect, RESTORED)
@@ -168,18 +173,20 @@ def test_a_restored_database_gets_also_what_is_below_a_later_reprocess(
     topic, group = fresh("t"), fresh("g")
     make(client, topic)
     send(client, topic, "a", "b", "c", "d", "e")
-    run(client, connect, group, topic)
-    for offset in (3, 2, 4):
+    run(client, connect, group, topic, count=5)
+    for offset, count in ((3, 7), (2, 10), (4, 11)):
         client.call("group.reset", group=group, topic=topic, to={"0": offset}, reprocess=True)
-        run(client, connect, group, topic)
+        run(client, connect, group, topic, count=count)
     execute(connect, RESTORED)
-    for _ in range(2):
-        run(client, connect, group, topic)
-        assert effects(connect) == ["a", "b", "c", "d", "e"]
-    run(client, connect, group, topic)
-    client.call("group.reset", group=group, topic=topic, to="first")
-    run(client, connect, group, topic)
+    run(client, connect, group, topic, count=5)
     assert effects(connect) == ["a", "b", "c", "d", "e"]
+    for count, body in enumerate("fg", 6):
+        send(client, topic, body)
+        run(client, connect, group, topic, count=count)
+    client.call("group.reset", group=group, topic=topic, to="first")
+    send(client, topic, "h")
+    run(client, connect, group, topic, count=8)
+    assert effects(connect) == ["a", "b", "c", "d", "e", "f", "g", "h"]
 
 
 def test_an_inbox_ahead_of_a_restored_log_is_refused_instead_of_losing_messages(
@@ -188,14 +195,14 @@ def test_an_inbox_ahead_of_a_restored_log_is_refused_instead_of_losing_messages(
     topic, group = fresh("t"), fresh("g")
     make(client, topic)
     send(client, topic, "a")
-    run(client, connect, group, topic)
+    run(client, connect, group, topic, count=1)
     execute(connect, "UPDATE txmq_inbox SET applied = '{[0,9)}'")
     send(client, topic, "b")
     with pytest.raises(InboxMismatch, match="restored to the past"):
-        run(client, connect, group, topic)
+        run(client, connect, group, topic, count=2)
     client.call("group.reset", group=group, topic=topic, to="last", reprocess=True)
     send(client, topic, "c")
-    run(client, connect, group, topic)
+    run(client, connect, group, topic, count=2)
     assert effects(connect) == ["a", "c"]
 
 
@@ -216,7 +223,7 @@ def test_an_inbox_of_a_restored_log_that_has_outgrown_it_is_refused(
     def consume(*bodies: str) -> None:
         with client() as here, here.consumer(group, [topic], tags=tags) as consumer:
             here.send_batch(topic, [Message(body.encode(), "k", tag="new") for body in bodies])
-            consumer.run(take_effect, inbox=connect, idle_exit=IDLE_S)
+            drain(here, consumer, take_effect, inbox=connect)
 
     with client() as first:
         make(first, topic)
@@ -278,8 +285,8 @@ def test_an_inbox_goes_on_over_restarts_of_its_broker(tmp_path: Path, connect: C
             broker.start()
             send(client, topic, "b", "c")
             all_taken(connect, ["a", "b", "c"])
-        run(client, connect, group, topic)
-        send(client, topic, "d")
-        run(client, connect, group, topic)
+        for count, body in enumerate("de", 4):
+            send(client, topic, body)
+            run(client, connect, group, topic, count=count)
     broker.stop()
-    assert effects(connect) == ["a", "b", "c", "d"]
+    assert effects(connect) == ["a", "b", "c", "d", "e"]

@@ -10,8 +10,8 @@ from contextlib import contextmanager
 import pytest
 
 import txmq
-from tests.client.effects import effects, take_effect, with_effects
-from tests.client.real_consumers import IDLE_S
+from tests.client.effects import effects, have_come, take_effect, with_effects
+from tests.client.real_consumers import drain
 from tests.client.scripted_member import fresh
 from txmq.client.blocking.client import Client
 from txmq.client.blocking.consumer.consumer import Consumer
@@ -49,9 +49,14 @@ def consumer_of(client: Client, group: str, *topics: str) -> Consumer:
     return client.consumer(group, list(topics), retry=RetryPolicy.table(0, attempts=50))
 
 
-def run(client: Client, connect: Connect, group: str, *topics: str) -> None:
+def run(client: Client, connect: Connect, group: str, *topics: str, count: int) -> None:
+    """Run a consumer until there are so many effects, and nothing more to come.
+
+    Where nothing is to come, a message that is sent before shows that the inbox was
+    opened and what it lacks was asked for.
+    """
     with consumer_of(client, group, *topics) as consumer:
-        consumer.run(take_effect, inbox=connect, idle_exit=IDLE_S)
+        drain(client, consumer, take_effect, have_come(connect, count), inbox=connect)
 
 
 @contextmanager
@@ -113,8 +118,10 @@ def test_a_reprocess_beside_a_running_consumer_acts_at_once_and_on_its_topic_alo
         all_taken(connect, ["a0", "a1"] * 2 + ["b"])
         client.call("group.reset", group=group, topic=first, to="first", reprocess=True)
         all_taken(connect, ["a0", "a1"] * 3 + ["b"])
-    run(client, connect, group, first, second)
-    assert effects(connect) == sorted(["a0", "a1"] * 3 + ["b"])
+    send(client, first, "c")
+    send(client, second, "d")
+    run(client, connect, group, first, second, count=9)
+    assert effects(connect) == sorted(["a0", "a1"] * 3 + ["b", "c", "d"])
 
 
 def test_a_handler_that_a_reprocess_overtakes_does_not_settle_the_message(
@@ -139,13 +146,14 @@ def test_a_group_deleted_and_made_again_after_a_reprocess_doubles_nothing(
 ) -> None:
     topic, group = fresh("t"), fresh("g")
     send(client, topic, "a", "b")
-    run(client, connect, group, topic)
+    run(client, connect, group, topic, count=2)
     client.call("group.reset", group=group, topic=topic, to="first", reprocess=True)
-    run(client, connect, group, topic)
+    run(client, connect, group, topic, count=4)
     assert effects(connect) == ["a", "a", "b", "b"]
     client.call("group.delete", group=group)
-    run(client, connect, group, topic)
-    assert effects(connect) == ["a", "a", "b", "b"]
+    send(client, topic, "c")
+    run(client, connect, group, topic, count=5)
+    assert effects(connect) == ["a", "a", "b", "b", "c"]
     assert client.call("group.show", group=group)["epoch"] == 2
 
 
@@ -155,12 +163,13 @@ def test_what_was_not_to_be_processed_again_has_one_effect_after_a_reset_back(
     topic, group = fresh("t"), fresh("g")
     client.call("topic.create", name=topic, partitions=1)
     send(client, topic, "a", "b", "c", "d")
-    run(client, connect, group, topic)
+    run(client, connect, group, topic, count=4)
     client.call("group.reset", group=group, topic=topic, to={"0": 2}, reprocess=True)
-    run(client, connect, group, topic)
+    run(client, connect, group, topic, count=6)
     client.call("group.reset", group=group, topic=topic, to="first")
-    run(client, connect, group, topic)
-    assert effects(connect) == ["a", "b", "c", "c", "d", "d"]
+    send(client, topic, "e")
+    run(client, connect, group, topic, count=7)
+    assert effects(connect) == ["a", "b", "c", "c", "d", "d", "e"]
 
 
 def test_what_an_operator_skipped_is_not_applied_after_all(
@@ -169,15 +178,16 @@ def test_what_an_operator_skipped_is_not_applied_after_all(
     topic, group = fresh("t"), fresh("g")
     client.call("topic.create", name=topic, partitions=1)
     send(client, topic, "a")
-    run(client, connect, group, topic)
+    run(client, connect, group, topic, count=1)
     send(client, topic, "b", "c", "d")
     client.call("group.reset", group=group, topic=topic, to={"0": 3})
-    run(client, connect, group, topic)
+    run(client, connect, group, topic, count=2)
     send(client, topic, "e")
     client.call("group.reset", group=group, topic=topic, to="last")
-    for _ in range(2):
-        run(client, connect, group, topic)
-    assert effects(connect) == ["a", "d"]
+    for count, body in enumerate("fg", 3):
+        send(client, topic, body)
+        run(client, connect, group, topic, count=count)
+    assert effects(connect) == ["a", "d", "f", "g"]
 
 
 def test_a_skip_beside_a_running_consumer_skips_what_it_has_prefetched(
@@ -215,18 +225,19 @@ def test_expired_messages_and_letters_do_not_come_again(client: Client, connect:
         if message.body == b"dead":
             raise ValueError("never")
 
-    def once() -> None:
+    def once(count: int) -> None:
         with client.consumer(group, [topic], retry=RetryPolicy.table(0, attempts=1)) as consumer:
-            consumer.run(handle, inbox=connect, idle_exit=IDLE_S)
+            drain(client, consumer, handle, have_come(connect, count), inbox=connect)
 
-    once()
+    once(1)
     assert client.call("group.show", group=group)["letters"] == 1
     client.call("topic.alter", name=topic, letters_ms=1)
     wait_until(lambda: client.call("group.show", group=group)["letters"] == 0, what="it expires")
     before = client.call("group.show", group=group)["expired"]
-    for _ in range(2):
-        once()
-    assert effects(connect) == ["last"]
+    for count, body in enumerate(("later", "latest"), 2):
+        send(client, topic, body)
+        once(count)
+    assert effects(connect) == ["last", "later", "latest"]
     shown = client.call("group.show", group=group)
     assert (shown["expired"], shown["letters"]) == (before, 0)
 
@@ -237,13 +248,13 @@ def test_retention_that_passes_a_slow_group_is_no_loss_of_the_database(
     topic, group = fresh("t"), fresh("g")
     client.call("topic.create", name=topic, partitions=1)
     send(client, topic, "a")
-    run(client, connect, group, topic)
+    run(client, connect, group, topic, count=1)
     send(client, topic, "b")
     client.call("topic.alter", name=topic, retention_ms=1)
     wait_until(lambda: client.call("topic.show", name=topic)["firsts"] == [2], what="both are gone")
     client.call("topic.alter", name=topic, retention_ms=0)
     send(client, topic, "c")
-    run(client, connect, group, topic)
+    run(client, connect, group, topic, count=2)
     assert effects(connect) == ["a", "c"]
     names = {alarm["name"] for alarm in client.call("broker.alarms")["alarms"]}
     assert "inbox.lost" not in names

@@ -13,7 +13,7 @@ import pytest
 
 import txmq
 from tests.client.real import RealBroker
-from tests.client.real_consumers import IDLE_S, shown
+from tests.client.real_consumers import drain, shown
 from tests.client.scripted_member import fresh
 from txmq.client.blocking.client import Client
 from txmq.client.blocking.connections.connection import Connection
@@ -143,9 +143,8 @@ def test_a_dead_letter_parks_its_key_and_no_other(
         if message.body == b"2":
             consumer.dead_letter(message, "poison")
 
-    consumer.run(handle, threads=2, idle_exit=IDLE_S)
+    drain(client, consumer, handle, lambda: shown(client, group)["parked"] == 2, threads=2)
     assert sorted(handled) == [b"0", b"1", b"2", b"3", b"5", b"7"]
-    wait_until(lambda: shown(client, group)["parked"] == 2, what="the key is parked")
 
 
 def test_a_consumer_leaves_its_group_where_it_is_closed_while_it_joins_anew(

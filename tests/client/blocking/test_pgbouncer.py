@@ -12,7 +12,7 @@ import pytest
 
 from tests.client.kept_sessions import asked
 from tests.client.real import RealBroker
-from tests.client.real_consumers import IDLE_S
+from tests.client.real_consumers import drain
 from tests.client.scripted_member import fresh
 from tests.client.world import World, make_tables
 from tests.pgbouncer import needs_pgbouncer, pgbouncer
@@ -91,6 +91,6 @@ def test_handlers_with_an_inbox(
             cursor.execute("INSERT INTO effects VALUES (%s)", (message.body.decode(),))
 
     with client.consumer(fresh("g"), [topic]) as consumer:
-        consumer.run(handle, inbox=lambda: DRIVERS[driver](pooled), threads=2, idle_exit=IDLE_S)
+        drain(client, consumer, handle, inbox=lambda: DRIVERS[driver](pooled), threads=2)
         assert (consumer.stats.acked, consumer.stats.nacked, consumer.stats.retried) == (30, 0, 0)
     assert asked(shared_database, "SELECT count(*) FROM effects") == [(30,)]

@@ -21,7 +21,7 @@ from tests.client.blocking.test_inbox_resets import run, send
 from tests.client.effects import effects, with_effects
 from tests.client.kept_sessions import asked
 from tests.client.real import RealBroker, bodies
-from tests.client.real_consumers import IDLE_S
+from tests.client.real_consumers import run_until, shown
 from tests.client.scripted_member import fresh
 from tests.client.world import World, make_tables
 from tests.tx.postgres.support import identity_of
@@ -103,22 +103,22 @@ def test_new_messages_at_offsets_of_lost_ones_take_effect(
     with new_process() as client:
         make(client, topic)
         send(client, topic, "a", "b")
-        run(client, connect, group, topic)
+        run(client, connect, group, topic, count=2)
         site.back_up()
         send(client, topic, "lost1", "lost2")
-        run(client, connect, group, topic)
+        run(client, connect, group, topic, count=4)
         make(client, later)
         send(client, later, "lost3")
-        run(client, connect, group, later)
+        run(client, connect, group, later, count=5)
     site.restore()
     with new_process() as client:
         send(client, topic, "c", "d", "e")
-        run(client, connect, group, topic)
+        run(client, connect, group, topic, count=8)
         make(client, later)
         send(client, later, "f")
-        run(client, connect, group, later)
+        run(client, connect, group, later, count=9)
         client.call("group.reset", group=group, topic=topic, to="first", reprocess=True)
-        run(client, connect, group, topic)
+        run(client, connect, group, topic, count=14)
     assert effects(connect) == sorted(
         ["a", "b", "lost1", "lost2", "lost3", "c", "d", "e", "f", "a", "b", "c", "d", "e"]
     )
@@ -136,12 +136,12 @@ def test_messages_of_the_backup_take_effect_once(
         make(client, topic)
         send(client, topic, "a", "b")
         site.back_up()
-        run(client, connect, group, topic)
-        run(client, connect, later, topic)
+        run(client, connect, group, topic, count=2)
+        run(client, connect, later, topic, count=4)
     site.restore()
     with new_process() as client:
-        run(client, connect, group, topic)
-        run(client, connect, later, topic)
+        run(client, connect, group, topic, count=4)
+        run(client, connect, later, topic, count=4)
     assert effects(connect) == ["a", "a", "b", "b"]
 
 
@@ -154,12 +154,12 @@ def test_a_log_that_is_restored_twice_from_one_backup_gives_offsets_of_both(
         send(client, topic, "a")
         site.back_up()
         send(client, topic, "b")
-        run(client, connect, group, topic)
-    for body in "cd":
+        run(client, connect, group, topic, count=2)
+    for count, body in enumerate("cd", 3):
         site.restore()
         with new_process() as client:
             send(client, topic, body)
-            run(client, connect, group, topic)
+            run(client, connect, group, topic, count=count)
     assert effects(connect) == ["a", "b", "c", "d"]
 
 
@@ -365,21 +365,25 @@ def test_a_consumers_store_does_not_take_a_new_message_for_a_lost_one(
         if message.body == b"lost":
             raise KeyError("k")
 
-    def consume(client: Client) -> int:
+    def consume(client: Client, count: int) -> int:
         later = RetryPolicy.table(PATIENCE_S, attempts=3)
         with client.consumer(group, [topic], retry=later, **store) as consumer:
-            consumer.run(handle, idle_exit=IDLE_S)
+            run_until(
+                consumer,
+                handle,
+                lambda: len(handled) >= count and shown(client, group)["lag"] == 0,
+            )
             return consumer.stats.stored
 
     with new_process() as client:
         make(client, topic)
         site.back_up()
         send(client, topic, "lost")
-        assert consume(client) == 1
+        assert consume(client, 1) == 1
     site.restore()
     with new_process() as client:
         send(client, topic, "new")
-        assert consume(client) == 0
+        assert consume(client, 2) == 0
     assert handled == [b"lost", b"new"]
 
 

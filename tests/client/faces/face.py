@@ -25,6 +25,7 @@ import txmq.aio
 import txmq.twisted
 from tests.client.aio import running
 from tests.client.reactor_thread import make_in_reactor
+from tests.client.real_consumers import is_drained
 from txmq.client.protocol.transaction.half_message import HalfMessage
 from txmq.testing.wait import PATIENCE_S
 
@@ -172,18 +173,64 @@ class Face:
         """
         if inbox:
             options["inbox"] = lambda: self._database(inbox)
-        work = self.begin(self._consume(consumer, handle, workers, **options))
+        work = self.begin(self.consume(consumer, handle, workers, **options))
         try:
             yield
         finally:
             await consumer.close()
             await work
 
-    async def _consume(self, consumer: Any, handle: Handler, workers: int, **options: Any) -> None:
+    async def consume(
+        self, consumer: Any, handle: Handler, workers: int = 1, **options: Any
+    ) -> None:
+        """Call the handler for each message until the run ends."""
         consumer.bare.run(driving(handle), threads=workers, **options)
 
 
-class AioFace(Face):
+class LoopFace(Face):
+    """A face on an event loop."""
+
+    async def run_until(
+        self,
+        consumer: Any,
+        handler: Callable[..., object],
+        done: Callable[[], Any],
+        **options: Any,
+    ) -> None:
+        """Run the handler until `done`, which may be a coroutine function, holds. Then
+        close the consumer.
+        """
+
+        async def run() -> None:
+            await consumer.run(handler, **options)
+
+        work = self.begin(run())
+        try:
+            await self.until(done)
+        finally:
+            await consumer.close()
+            await work
+
+    async def drain(
+        self,
+        client: Any,
+        consumer: Any,
+        handler: Callable[..., object],
+        until: Callable[[], object] = lambda: True,
+        **options: Any,
+    ) -> None:
+        """Run the handler until `until` holds, and the group has nothing more to
+        deliver. Then close the consumer.
+        """
+
+        async def done() -> bool:
+            group = await client.call("group.show", group=consumer.group)
+            return bool(until()) and is_drained(group)
+
+        await self.run_until(consumer, handler, done, **options)
+
+
+class AioFace(LoopFace):
     """The face for asyncio."""
 
     name = "aio"
@@ -214,11 +261,14 @@ class AioFace(Face):
         """Begin a send, and return what waits for its receipt."""
         return await client.send_async(topic, body, **fields)
 
-    async def _consume(self, consumer: Any, handle: Handler, workers: int, **options: Any) -> None:
+    async def consume(
+        self, consumer: Any, handle: Handler, workers: int = 1, **options: Any
+    ) -> None:
+        """Call the handler for each message until the run ends."""
         await consumer.run(handle, workers=workers, **options)
 
 
-class TwistedFace(Face):
+class TwistedFace(LoopFace):
     """The face for Twisted, whose databases are used in threads."""
 
     name = "twisted"
@@ -246,6 +296,9 @@ class TwistedFace(Face):
         """Begin a send, and return what waits for its receipt."""
         return client.send(topic, body, **fields)
 
-    async def _consume(self, consumer: Any, handle: Handler, workers: int, **options: Any) -> None:
+    async def consume(
+        self, consumer: Any, handle: Handler, workers: int = 1, **options: Any
+    ) -> None:
+        """Call the handler for each message until the run ends."""
         call = driving(handle) if "inbox" in options else handle
         await consumer.run(call, workers=workers, **options)

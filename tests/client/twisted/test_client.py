@@ -15,9 +15,10 @@ from twisted.internet.threads import deferToThreadPool
 from twisted.logger import globalLogPublisher
 
 import txmq.twisted
+from tests.client.faces.face import TwistedFace
 from tests.client.reactor_thread import InReactor
 from tests.client.real import RealBroker
-from tests.client.real_consumers import IDLE_S, busy_log
+from tests.client.real_consumers import busy_log
 from tests.client.scripted_member import fresh
 from txmq.errors import (
     BrokerUnavailable,
@@ -348,7 +349,7 @@ async def _runs_until_cancelled(consumer: Consumer, handler: Any, begun: Deferre
 
 @pytest.mark.parametrize("mode", ["concurrent", "ordered"])
 def test_a_cancelled_run_cancels_its_handlers_and_their_messages_come_again(
-    client: Client, in_reactor: InReactor, mode: Any
+    reactor: Any, client: Client, in_reactor: InReactor, mode: Any
 ) -> None:
     topic, seen = fresh("t"), list[tuple[bytes, int]]()
 
@@ -365,7 +366,7 @@ def test_a_cancelled_run_cancels_its_handlers_and_their_messages_come_again(
             return Deferred()
 
         await _runs_until_cancelled(consumer, hang, begun)
-        await consumer.run(handle, idle_exit=IDLE_S)
+        await TwistedFace(reactor).drain(client, consumer, handle)
         assert consumer.stats.nacked == 0
 
     in_reactor(story)
@@ -374,7 +375,7 @@ def test_a_cancelled_run_cancels_its_handlers_and_their_messages_come_again(
 
 
 def test_a_generator_is_refused_and_work_left_in_a_result_fails_its_message(
-    client: Client, in_reactor: InReactor
+    reactor: Any, client: Client, in_reactor: InReactor
 ) -> None:
     def generate(_message: ReceivedMessage) -> Iterator[None]:
         yield
@@ -389,7 +390,7 @@ def test_a_generator_is_refused_and_work_left_in_a_result_fails_its_message(
         consumer = await client.consumer(fresh("g"), [topic], retry=policy)
         with pytest.raises(LocalProtocolError, match="generate is a generator"):
             await consumer.run(generate)
-        await consumer.run(indirectly, idle_exit=IDLE_S)
+        await TwistedFace(reactor).drain(client, consumer, indirectly)
         assert (consumer.stats.nacked, consumer.stats.acked) == (1, 0)
 
     in_reactor(story)

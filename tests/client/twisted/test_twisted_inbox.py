@@ -19,14 +19,16 @@ import txmq
 import txmq.twisted
 from tests.client.effects import (
     effects,
+    have_come,
     lose_effects,
     numbered_effects,
     take_effect,
     with_effects,
 )
+from tests.client.faces.face import TwistedFace
 from tests.client.reactor_thread import InReactor
 from tests.client.real import RealBroker
-from tests.client.real_consumers import IDLE_S
+from tests.client.real_consumers import drain
 from tests.client.scripted_member import fresh
 from txmq.client.blocking.consumer.inbox import InboxWorker
 from txmq.client.blocking.consumer.inbox_upkeep import InboxUpkeep
@@ -68,7 +70,7 @@ async def consumer_of(client: Any, group: str, **options: Any) -> Any:
 
 
 def test_each_message_takes_effect_once_off_the_reactors_thread_and_is_acked(
-    client: Client, connect: Callable[[], Connection], in_reactor: InReactor
+    reactor: Any, client: Client, connect: Callable[[], Connection], in_reactor: InReactor
 ) -> None:
     threads = set[int]()
 
@@ -81,7 +83,7 @@ def test_each_message_takes_effect_once_off_the_reactors_thread_and_is_acked(
     async def story() -> None:
         consumer = await consumer_of(client, fresh("g"), mode="ordered")
         threads.add(threading.get_ident())
-        await consumer.run(handle, inbox=connect, workers=2, idle_exit=IDLE_S)
+        await TwistedFace(reactor).drain(client, consumer, handle, inbox=connect, workers=2)
         assert (consumer.stats.nacked, consumer.stats.acked) == (11, 12)
         shown = await client.call("group.show", group=consumer.group)
         assert (shown["lag"], shown["letters"]) == (0, 0)
@@ -92,6 +94,7 @@ def test_each_message_takes_effect_once_off_the_reactors_thread_and_is_acked(
 
 
 def test_restored_messages_of_an_ordered_group_come_before_later_ones(
+    reactor: Any,
     client: Client,
     connect: Callable[[], Connection],
     in_reactor: InReactor,
@@ -115,20 +118,26 @@ def test_restored_messages_of_an_ordered_group_come_before_later_ones(
     async def create() -> None:
         await client.call("topic.create", name=topic, partitions=1)
 
-    async def story(bodies: list[str]) -> None:
+    async def story(bodies: list[str], count: int) -> None:
         await client.send_batch(
             topic, [Message(body.encode(), f"k{n % 3}") for n, body in enumerate(bodies)]
         )
         consumer = await client.consumer(group, [topic], mode="ordered")
-        await consumer.run(take_effect, inbox=connect, workers=2, idle_exit=IDLE_S)
-        await consumer.close()
+        await TwistedFace(reactor).drain(
+            client,
+            consumer,
+            take_effect,
+            have_come(connect, count),
+            inbox=connect,
+            workers=2,
+        )
 
     in_reactor(create)
-    in_reactor(partial(story, BODIES))
+    in_reactor(partial(story, BODIES, 12))
     lose_effects(connect, group)
     monkeypatch.setattr(InboxUpkeep, "_open_assigned", open_first)
     monkeypatch.setattr(InboxWorker, "_open", open_later)
-    in_reactor(partial(story, later))
+    in_reactor(partial(story, later, 24))
     found = numbered_effects(connect)
     for key in range(3):
         own = [body for body in found if int(body[1:]) % 3 == key]
@@ -136,6 +145,7 @@ def test_restored_messages_of_an_ordered_group_come_before_later_ones(
 
 
 def test_both_faces_use_the_same_name_in_the_inbox(
+    reactor: Any,
     client: Client,
     shared_broker: RealBroker,
     connect: Callable[[], Connection],
@@ -147,17 +157,18 @@ def test_both_faces_use_the_same_name_in_the_inbox(
     async def story() -> str:
         consumer = await consumer_of(client, group)
         consumer._members.ack_many = lambda _messages: None
-        await consumer.run(take_effect, inbox=connect, idle_exit=IDLE_S)
-        await consumer.close()
+        await TwistedFace(reactor).run_until(
+            consumer, take_effect, have_come(connect, len(BODIES)), inbox=connect
+        )
         return str(consumer.settings.topics[0])
 
     topic = in_reactor(story)
     assert effects(connect) == BODIES
     with (
-        txmq.connect(shared_broker.url, service="tests") as blocking,
+        txmq.connect(shared_broker.url, service="tests", timeout=PATIENCE_S) as blocking,
         blocking.consumer(group, [topic]) as consumer,
     ):
-        consumer.run(take_effect, inbox=connect, idle_exit=IDLE_S)
+        drain(blocking, consumer, take_effect, inbox=connect)
         assert consumer.stats.duplicates == len(BODIES)
     assert effects(connect) == BODIES
 
@@ -174,7 +185,14 @@ def test_messages_of_a_list_that_the_handler_nacks_take_no_effect(
                 if message.body == b"m04" and message.attempt == 1:
                     blockingCallFromThread(reactor, consumer.nack, message, error="not yet")
 
-        await consumer.run(handle, inbox=connect, batch=12, batch_wait=0.05, idle_exit=IDLE_S)
+        await TwistedFace(reactor).drain(
+            client,
+            consumer,
+            handle,
+            inbox=connect,
+            batch=12,
+            batch_wait=0.05,
+        )
         assert consumer.stats.nacked == 1
 
     in_reactor(story)
@@ -268,7 +286,7 @@ def test_invalid_options_are_refused_with_a_hint(
 
 
 def test_coroutines_are_refused_at_once_or_when_a_handler_returns_one(
-    client: Client, connect: Callable[[], Connection], in_reactor: InReactor
+    reactor: Any, client: Client, connect: Callable[[], Connection], in_reactor: InReactor
 ) -> None:
     async def handle(message: ReceivedMessage, connection: Connection) -> None:
         take_effect(message, connection)
@@ -280,11 +298,7 @@ def test_coroutines_are_refused_at_once_or_when_a_handler_returns_one(
         consumer = await consumer_of(client, fresh("g"), retry=RetryPolicy.table(0, attempts=0))
         with pytest.raises(LocalProtocolError, match="handle is a coroutine"):
             await consumer.run(handle, inbox=connect)
-        await consumer.run(
-            indirectly,
-            inbox=connect,
-            idle_exit=IDLE_S,
-        )
+        await TwistedFace(reactor).drain(client, consumer, indirectly, inbox=connect)
         letters: list[dict[str, Any]] = (await client.call("dlq.list", group=consumer.group))[
             "letters"
         ]
