@@ -83,14 +83,17 @@ async def checking(row, driver):
         one.register_checker("work", lambda half: txmq.Decision.COMMIT)
         await asyncio.Event().wait()
 async def inbox(row, driver):
+    group = plan["topic"] + "-" + driver
     async def apply(message, connection):
         row = message.body.decode() + "-" + driver
         await connection.execute("INSERT INTO orders (id) VALUES ('%s')" % row)
     async with client(plan["url"]) as one:
-        async with await one.consumer(
-            plan["topic"] + "-" + driver, [plan["topic"]], session_s=1
-        ) as consumer:
-            await consumer.run(apply, inbox=lambda: connect(driver), idle_exit=4.0)
+        async with await one.consumer(group, [plan["topic"]], session_s=1) as consumer:
+            work = asyncio.create_task(consumer.run(apply, inbox=lambda: connect(driver)))
+            while not work.done() and (await one.call("group.show", group=group))["lag"]:
+                await asyncio.sleep(0.02)
+            await consumer.close()
+            await work
 started = []
 for way, driver, point in plan["kills"]:
     pid = os.fork()
@@ -177,13 +180,8 @@ def test_a_consumer_that_dies_behind_its_commit_leaves_one_effect(world: World) 
     effects = {f"o-1-{driver}" for driver in drivers}
     assert world.orders() == effects
     assert [lag(world, driver) for driver in drivers] == [1, 1]
-
-    def processed() -> bool:
-        """Consume until nothing comes for a while: leases of the dead may last."""
-        killed(world, [("inbox", driver, "never") for driver in drivers], status=0)
-        return not any(lag(world, driver) for driver in drivers)
-
-    wait_until(processed)
+    killed(world, [("inbox", driver, "never") for driver in drivers], status=0)
+    assert [lag(world, driver) for driver in drivers] == [0, 0]
     assert world.orders() == effects
     assert not [*chain(*(world.client.letters(f"{world.topic}-{driver}") for driver in drivers))]
 

@@ -13,7 +13,7 @@ import pytest
 import txmq
 from tests.client.effects import effects, take_effect, with_effects
 from tests.client.real import RealBroker
-from tests.client.real_consumers import unprocessed
+from tests.client.real_consumers import drain
 from tests.client.scripted_member import fresh
 from txmq.client.blocking.client import Client
 from txmq.model.message import Message, ReceivedMessage
@@ -108,6 +108,5 @@ def test_each_message_has_one_effect_wherever_its_process_dies(
             session_s=1,
             lease_s=1,
         ) as consumer:
-            while unprocessed(client, topic):
-                consumer.run(handle, inbox=connect_database, idle_exit=0.3)
+            drain(client, consumer, handle, inbox=connect_database)
     assert effects(connect_database) == sorted(expected)
