@@ -78,5 +78,5 @@ def plan_rows(address: str, client: Any, of: str) -> Iterator[Row]:
         f"a plan over {of}: put back, without consumers",
         "letters/s",
         shown["delivered"] / (time.perf_counter() - began),
-        goal=at_least(50_000),
+        goal=at_least(20_000),
     )

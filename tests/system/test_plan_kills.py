@@ -24,7 +24,6 @@ SETTINGS = {"rate": 0, "ramp_s": 0, "canary": 2, "start": True}
 POINTS = {
     "plan.before_add": "create",
     "plan.after_add": "",
-    "plan.after_pack": "",
     "plan.before_freeze": "",
     "plan.after_freeze": "",
     "plan.after_step": "",

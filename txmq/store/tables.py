@@ -58,7 +58,6 @@ LETTER_INDEX, LETTER_CELLS = "letter_index", "letter_cells"  # core/state/letter
 LOCAL = "local"  # messages in consumers' stores, and orders to these stores
 PLANS, PLAN_LETTERS = "plans", "plan_letters"  # replay plans; their letters and outcomes
 PLAN_DONE = "plan_done"  # letters of plans that are processed: 64 neighbours in a row
-PLAN_BLOCKS = "plan_blocks"  # what putting back 64 letters of a plan has to know
 POLICIES = "policies"  # of replays; key: group id
 USERS = "users"  # key: name
 # delayed messages
@@ -72,7 +71,7 @@ NAMES = (
     POSITIONS, FENCES, FAILED, PARKED, LETTERS, RETRIES, RETRIES_BY_TIME, XA, XIDS, INSTANCES,
     LOG_PINS, MISSED, DELAYED, DELAYED_IDS, DELAYED_AT, RECALLED, META, HANDLED_HEURISTICS,
     ATTEMPTS, LETTER_INDEX, LETTER_CELLS, LOCAL, LETTER_NOTES, SELECTIONS, PLANS,
-    PLAN_LETTERS, POLICIES, EDITS, COPIES, USERS, PLAN_DONE, PLAN_BLOCKS,
+    PLAN_LETTERS, POLICIES, EDITS, COPIES, USERS, PLAN_DONE,
 )  # fmt: skip
 
 # thousands of rows are put before the first scan of a range

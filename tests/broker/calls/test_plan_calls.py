@@ -24,7 +24,6 @@ from txmq.core.consumers.plan_cleanup import EndLostLetters, SweepPlan
 from txmq.core.events.base import RecordContext
 from txmq.core.events.outcome import Rejected
 from txmq.core.events.plans import PlanFrozen, PlanLettersAdded
-from txmq.core.state import plan_blocks
 from txmq.core.state.failed_rows import FailedKind
 from txmq.errors import BadRequest, Conflict, RemoteProtocolError, Throttled, UnknownPlan
 from txmq.wire.data_requests import Ack, AckedRange, Fetch, Opcode, pack_ack, pack_fetch
@@ -261,8 +260,7 @@ def test_plans_that_abandon_and_are_swept_take_turns_with_a_pause_behind_each_st
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(plan_cleanup, "SWEPT_ABANDONED", 1)
-    monkeypatch.setattr(plan_blocks, "LETTERS", 2)
-    monkeypatch.setattr(plan_abandoning, "ABANDONED_BLOCKS", 1)
+    monkeypatch.setattr(plan_abandoning, "STEP_LETTERS", 2)
     engine, steps = desk.broker.engine, list[tuple[float, int, type]]()
     submit = engine.submit
 

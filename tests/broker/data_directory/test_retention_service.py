@@ -34,7 +34,7 @@ from txmq.core.consumers.commands import (
     RequestedSettings,
 )
 from txmq.core.consumers.fetch_planning import plan_fetch
-from txmq.core.consumers.plan_building import AddPlanLetters, FreezePlan, PackPlan
+from txmq.core.consumers.plan_building import AddPlanLetters, FreezePlan
 from txmq.core.consumers.plan_steps import AdvancePlan
 from txmq.core.consumers.plans import CreatePlan, StartPlan
 from txmq.core.events.base import RecordContext
@@ -343,7 +343,6 @@ def plan_of_a_batch(world: RetentionWorld) -> None:
     world.do(CreatePlan("p", "g", PlanSettings(0, 0, in_flight=0, stop_after=0)))
     places = tuple(("t", 0, offset) for offset in range(4))
     world.do(AddPlanLetters("p", places, complete=True))
-    assert world.do(PackPlan(1)).more
     world.do(FreezePlan(1, "digest"))
     world.do(StartPlan("p"))
 

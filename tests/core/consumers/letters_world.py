@@ -16,7 +16,7 @@ from txmq.core.consumers.commands import (
 )
 from txmq.core.consumers.letter_selection import LetterScan, LetterSelection, ScanPosition
 from txmq.core.consumers.plan_abandoning import AbandonNextLetters, AbandonPlan
-from txmq.core.consumers.plan_building import AddPlanLetters, FreezePlan, PackPlan
+from txmq.core.consumers.plan_building import AddPlanLetters, FreezePlan
 from txmq.core.consumers.plan_steps import AdvancePlan
 from txmq.core.consumers.plans import CancelPlan, CreatePlan
 from txmq.core.state import failed_rows
@@ -115,7 +115,6 @@ class LettersWorld(ConsumersWorld):
         self.do(CreatePlan(name, "g", settings))
         self.do(AddPlanLetters(name, self._some(), complete=True))
         plan_id = self.state.plans.by_name[name].plan_id
-        self.do(PackPlan(plan_id))
         self.do(FreezePlan(plan_id, ""))
         if starts:
             self.do(AdvancePlan(plan_id, 2))

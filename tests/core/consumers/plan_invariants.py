@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from array import array
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from txmq.core.state import letter_cells, passed_letters, plan_blocks, plan_letters
+from txmq.core.state import passed_letters, plan_letters
 from txmq.core.state.failed_rows import FailedKind, FailedMessage
-from txmq.core.state.letter_cells import CellChange, CellKey
-from txmq.core.state.plan_blocks import Block
 from txmq.core.state.plans import LetterOutcome, Plan, PlanState
 from txmq.store import tables as t
 
@@ -44,7 +41,6 @@ def check_plans(state: State) -> None:
         check_limits(plan, _more(state, plan))
         for placed in letters:
             check_letter(plan, placed, rows)
-        check_blocks(state, plan, letters)
     for place, row in rows.items():
         holder = plan_letters.holder(state, row.plan)
         if holder is not None:
@@ -53,41 +49,6 @@ def check_plans(state: State) -> None:
             assert letter is not None, f"{place} is not in the plan that it names"
             wanted = (LetterOutcome.PLANNED, LetterOutcome.DELIVERED)
             assert letter.outcome in wanted, f"{place} belongs to a plan that has its outcome"
-
-
-def check_blocks(state: State, plan: Plan, letters: list[PlacedLetter]) -> None:
-    """Check that the blocks of a plan say what the rows of their letters do."""
-    group = state.groups.by_id.get(plan.group_id)
-    start, stop = (t.PLAN_KEY.pack(number) for number in (plan.plan_id, plan.plan_id + 1))
-    found: Any = state.tables[t.PLAN_BLOCKS].range(start, stop)
-    for key, fields in found:
-        block = Block.from_row(fields)
-        waiting = [
-            placed
-            for placed in letters
-            if block.first <= placed.key <= key and placed.letter.outcome == LetterOutcome.PLANNED
-        ]
-        assert plan.started_at or key > plan.cursor, f"a block of letters that {plan} abandoned"
-        if group is None or not plan.unfinished or block.first <= plan.cursor:
-            continue  # nobody reads it any more
-        again = {(*run[:2], offset) for run in block.runs for offset in array("Q", run.offsets)}
-        assert {placed.ref for placed in waiting} == again
-        keys = dict(block.keyed_letters())
-        assert block.letters == len(waiting) <= plan_blocks.LETTERS
-        cells: dict[CellKey, CellChange] = {}
-        exported = 0
-        for placed in waiting:
-            row = passed_letters.open_letter(state, group, placed.ref, plan.plan_id)
-            assert row is not None, f"{placed} has changed since its block was made"
-            assert row.number == placed.letter.number
-            assert keys.get(placed.ref) == (row.key_hash if group.ordered else None)
-            exported += row.exported > 0
-            error = letter_cells.error_of(row.error_type, row.fingerprint)
-            at = row.dead_at or row.first_failed_at
-            cell = (placed.ref[0], error, letter_cells.slot_at(at))
-            letter_cells.add_to_cell(cells, cell, at, row.replays)
-        assert {(*cell, *change.fields) for cell, change in cells.items()} == set(block.cells)
-        assert exported == block.exported
 
 
 def _more(state: State, plan: Plan) -> int:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from tests.core.consumers.letters_world import LettersWorld, Place
 from tests.core.consumers.plan_invariants import check_plans
 from txmq.core.consumers.commands import NackMessage
-from txmq.core.consumers.plan_building import AddPlanLetters, FreezePlan, PackPlan, manifest_digest
+from txmq.core.consumers.plan_building import AddPlanLetters, FreezePlan, manifest_digest
 from txmq.core.consumers.plan_cleanup import TidyPlan
 from txmq.core.consumers.plan_steps import AdvancePlan
 from txmq.core.consumers.plans import CreatePlan, StartPlan
@@ -47,8 +47,6 @@ class PlansWorld(LettersWorld):
 
     def freeze(self, name: str) -> None:
         plan = self.plan_of(name)
-        while self.do(PackPlan(plan.plan_id)).more:
-            pass
         self.do(FreezePlan(plan.plan_id, run_to_end(manifest_digest(self.state, plan))))
 
     def run_plan(self, name: str, most: int = 1_000) -> None:

@@ -13,7 +13,7 @@ from txmq.core.consumers.letter_edits import EditLetter
 from txmq.core.consumers.letter_exports import NoteExported
 from txmq.core.consumers.letter_trials import TryLetter
 from txmq.core.consumers.plan_abandoning import AbandonNextLetters, AbandonPlan, LeavePlan
-from txmq.core.consumers.plan_building import AddPlanLetters, FreezePlan, PackPlan, manifest_digest
+from txmq.core.consumers.plan_building import AddPlanLetters, FreezePlan, manifest_digest
 from txmq.core.consumers.plan_cleanup import EndLostLetters, SweepPlan, TidyPlan, what_may_be_lost
 from txmq.core.consumers.plan_steps import AdvancePlan
 from txmq.core.consumers.plans import (
@@ -133,7 +133,6 @@ class PlanningSim(Sim):
             return
         if plan.complete:
             digest = run_to_end(manifest_digest(self.state, plan))
-            self.do_unseen(PackPlan(plan.plan_id))
             self.do_unseen(FreezePlan(plan.plan_id, digest))
             return
         letters = super().letters(plan.group)

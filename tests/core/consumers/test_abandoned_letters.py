@@ -26,7 +26,6 @@ from txmq.core.consumers.plan_steps import AdvanceReply
 from txmq.core.consumers.plans import CancelPlan, DeletePlan
 from txmq.core.events.plans import PlanTidied
 from txmq.core.retention.letter_retention import ExpireLetters
-from txmq.core.state import plan_blocks
 from txmq.core.state.failed_rows import FailedKind
 from txmq.core.state.letter_cells import SLOT, LetterState
 from txmq.model.units import DAY
@@ -90,8 +89,7 @@ def test_everybody_sees_at_once_what_the_rows_say_later(world: PlansWorld) -> No
 def test_a_sweep_goes_in_steps_also_where_the_plan_was_cancelled(
     world: PlansWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(plan_blocks, "LETTERS", 64)
-    monkeypatch.setattr(plan_abandoning, "ABANDONED_BLOCKS", 1)
+    monkeypatch.setattr(plan_abandoning, "STEP_LETTERS", 64)
     monkeypatch.setattr(plan_cleanup, "SWEPT_ABANDONED", 30)
     world.create("p", *world.letters(*[None] * 100))
     world.do(AbandonPlan("p", "sent again"))

@@ -11,22 +11,19 @@ import pytest
 
 from tests.core.consumers.invariants import moved_rows
 from tests.core.consumers.plans_world import PlansWorld
-from tests.core.consumers.world import rows
 from txmq.core.consumers.commands import (
     AbandonLetters,
-    AlterGroup,
     ExpireLeases,
     LeaveGroup,
     NackMessage,
     ReplayLetters,
-    RequestedSettings,
 )
 from txmq.core.consumers.key_fences import FailureChanges
 from txmq.core.consumers.plan_cleanup import SweepPlan
 from txmq.core.consumers.plan_steps import AdvancePlan
 from txmq.core.consumers.plans import CancelPlan, DeletePlan, PausePlan, ResumePlan, StartPlan
 from txmq.core.events.outcome import Rejected
-from txmq.core.state import passed_letters, put_back_queues
+from txmq.core.state import put_back_queues
 from txmq.core.state.failed_rows import FailedKind
 from txmq.core.state.plans import PlanState
 from txmq.core.state.put_back import PutBackQueue
@@ -207,55 +204,9 @@ def test_runs_that_end_in_the_middle_keep_the_order_of_their_keys(
     assert sum(run(seed, monkeypatch) for seed in range(SEEDS)) > 100
 
 
-SKIPPED = (7, 7, 8, 9, 1, 2, 1, 3, None, 2)  # keys of letters that hold up nobody
-STEPS = [(1_000,), (3, 1_000), (1, 2, 4, 1_000)]
-
-
-def put_back_in(steps: tuple[int, ...]) -> tuple[object, ...]:
-    """Put back letters of a group that skipped them, among which one of key 1 died when
-    the group did so no more, and return what that has led to.
-    """
-    world = RunsWorld(1)
-    for policy, keys in (("skip", SKIPPED), ("park", (1, 4))):
-        world.do(AlterGroup("o", RequestedSettings(on_exhausted=policy)))
-        for key in keys:
-            world.publish("a", key, partition=0)
-            [got] = world.fetch("m", "o")
-            failure = FailureReport("E", "text", "f")
-            place = ("a", 0, got.offset, key, None)
-            world.do(NackMessage("o", "m", world.generation("o"), *place, failure, dead=True))
-    world.create("p", *world.dead(), group="o")
-    world.do(StartPlan("p"))
-    for most in steps:
-        world.do(AdvancePlan(world.plan_of("p").plan_id, most))
-        world.check_plans()
-    group = world.group("o")
-    left = rows(world.state)
-    del left["plans"], left["plan_blocks"]
-    return left, {tp: [*queue.runs(1)] for tp, queue in group.put_back.items()}, group.fences
-
-
-@pytest.mark.parametrize("steps", STEPS)
-def test_blocks_of_an_ordered_group_are_put_back_as_their_letters_are(
-    steps: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Also where letters of a key share a block, or wait for one that died later."""
-    whole = put_back_in(steps)
-    with monkeypatch.context() as patch:
-        patch.setattr(FailureChanges, "may_lead", lambda *_: True)
-        assert put_back_in(steps) != whole, "the scene is blind to fences"
-    monkeypatch.setattr(passed_letters, "open_letter", lambda *_: None)
-    assert put_back_in(steps) == whole
-
-
 def a_run_knows_no_keys(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(FailureChanges, "dead_head", lambda *_: None)
     patch.setattr(FailureChanges, "put_back", lambda *_: None)
-    patch.setattr(FailureChanges, "lead_again", lambda *_: None)
-
-
-def a_block_raises_no_fences(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(FailureChanges, "lead_again", lambda *_: None)
 
 
 def a_queue_mixes_up_keys(patch: pytest.MonkeyPatch) -> None:
@@ -263,9 +214,7 @@ def a_queue_mixes_up_keys(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(PutBackQueue, "_keys_at", lambda *args: keys_at(*args)[::-1])
 
 
-@pytest.mark.parametrize(
-    "bug", [a_run_knows_no_keys, a_block_raises_no_fences, a_queue_mixes_up_keys]
-)
+@pytest.mark.parametrize("bug", [a_run_knows_no_keys, a_queue_mixes_up_keys])
 def test_a_planted_bug_of_runs_is_found(
     bug: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -17,7 +17,6 @@ from txmq.core.events.plans import (
     PlanLettersLeft,
     PlanLettersLost,
     PlanMoved,
-    PlanPacked,
     PlanPutBack,
     PlanTidied,
     PolicyPlanned,
@@ -83,16 +82,8 @@ def test_the_events_of_a_plan_that_abandons_its_letters() -> None:
         base.decode(kind, bytes.fromhex(data))
 
 
-def test_the_event_of_a_plan_that_is_packed() -> None:
-    packed = PlanPacked(3, b"\1" * 28)
-    data = base.encode(packed)
-    assert base.KINDS[PlanPacked] == 146
-    assert data.hex() == "9203c41c" + "01" * 28
-    assert base.decode(146, data) == packed
-
-
 def test_the_row_of_a_plan_is_read_as_it_was_written() -> None:
     plan = Plan(3, "mend", 7, "g", PlanSettings(most=9), "{}", "ada", 5, recent=("f", ""))
-    assert Plan.from_row(3, replace(plan, packed=b"k").to_row()) == replace(plan, packed=b"k")
+    assert Plan.from_row(3, plan.to_row()) == plan
     abandons = replace(plan, cursor=b"k", abandoned=b"k", swept=b"j", reason="sent")
     assert Plan.from_row(3, abandons.to_row()) == abandons

@@ -13,7 +13,7 @@ from tests.core.consumers.simulator import run_steps, shorten_pauses
 from txmq.core import machine
 from txmq.core.consumers import failures, group_redrives, plan_abandoning, plan_steps, policies
 from txmq.core.consumers.key_fences import FailureChanges
-from txmq.core.state import failed_messages, letter_index, passed_letters, plan_blocks, plan_letters
+from txmq.core.state import failed_messages, letter_index, passed_letters, plan_letters
 from txmq.core.state.failed_rows import FailedMessage
 from txmq.core.state.plans import RUNNING, PlanState
 from txmq.core.state.put_back import PutBackQueue
@@ -135,10 +135,6 @@ def a_put_back_letter_is_forgotten_with_its_plan(patch: pytest.MonkeyPatch) -> N
     patch.setattr(failed_messages, "leave_plan", lambda *_: None)
 
 
-def a_block_outlives_a_change(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(plan_blocks, "forget", lambda *_: None)
-
-
 def a_start_forgets_what_waits(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(passed_letters, "load_queues", lambda *_: None)
     patch.setattr(PutBackQueue, "discard", lambda *_: None)
@@ -201,7 +197,6 @@ def letters_leave_a_plan_that_keeps_them(patch: pytest.MonkeyPatch) -> None:
         a_letter_is_put_back_again,
         a_replay_leaves_the_plan_of_a_letter,
         a_put_back_letter_is_forgotten_with_its_plan,
-        a_block_outlives_a_change,
         a_start_forgets_what_waits,
         a_letter_stays_in_the_queue,
         a_letter_of_a_fenced_key_is_put_back,

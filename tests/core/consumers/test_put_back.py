@@ -16,7 +16,7 @@ from tests.core.consumers.plans_world import PlansWorld
 from tests.core.consumers.world import rows
 from txmq.core import machine
 from txmq.core.consumers import fetch_planning, letter_views
-from txmq.core.consumers.commands import AbandonLetters, ResetPosition
+from txmq.core.consumers.commands import ResetPosition
 from txmq.core.consumers.letter_selection import LetterScan, LetterSelection
 from txmq.core.consumers.letter_views import list_letters
 from txmq.core.consumers.plan_cleanup import SweepPlan
@@ -28,10 +28,8 @@ from txmq.core.retention.relocation import RepointMessages, RetainedMessage
 from txmq.core.state import attempts, failed_messages, passed_letters, plan_letters
 from txmq.core.state.failed_rows import FailedKind
 from txmq.core.state.letter_cells import SLOT, LetterState
-from txmq.core.state.plan_blocks import Block
 from txmq.core.state.put_back import TRIMMED_AT, PlainLetter, PutBackQueue
 from txmq.model.units import DAY
-from txmq.store import tables as t
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -218,53 +216,6 @@ def test_letters_that_retention_has_copied_go_out_from_their_copies(
     world.ack("m", (0, 4), topic="a")
     assert world.outcomes("p") == {"processed": 4}
     world.check_plans()
-
-
-def blocks_of(world: PlansWorld) -> list[int]:
-    """Return the number of letters of each block that is left."""
-    found: Any = world.state.tables[t.PLAN_BLOCKS].range(b"")
-    return [Block(*row).letters for _key, row in found]
-
-
-@pytest.mark.parametrize("steps", [(5,), (1, 4), (3, 2)])
-def test_blocks_are_put_back_as_their_letters_are(
-    world: PlansWorld, steps: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Whole blocks and parts of them leave the same rows and queues as letters that are
-    looked at one by one.
-    """
-    states = []
-    for packs in (True, False):
-        if not packs:
-            monkeypatch.setattr(passed_letters, "open_letter", lambda *_: None)
-        other = PlansWorld(1)
-        other.create("p", *other.letters(0, 5, None, 7, 5))
-        assert blocks_of(other) == ([2, 2, 1] if packs else [])
-        other.do(StartPlan("p"))
-        for most in steps:
-            other.do(AdvancePlan(other.plan_of("p").plan_id, most))
-            other.check_plans()
-        left = rows(other.state)
-        del left["plans"]
-        queues = {tp: [*queue.runs(9)] for tp, queue in other.group().put_back.items()}
-        assert not left.pop("plan_blocks") or steps[0] % 2, "parts of blocks are never read again"
-        states.append((left, queues, other.group().letters, other.outcomes("p")))
-    assert states[0] == states[1]
-
-
-def test_a_block_goes_with_a_change_of_its_letters(world: PlansWorld) -> None:
-    places = world.letters(0, 5, None, 7, 5)
-    world.create("p", *places)
-    world.do(AbandonLetters("g", (places[2],), "tidy"))
-    assert blocks_of(world) == [2, 1]
-    world.run_plan("p")
-    assert world.outcomes("p") == {"delivered": 4, "skipped": 1}
-    assert [one.offset for one in world.fetch("m")] == [0, 1, 3, 4]
-    world.check_plans()
-    world.do(CancelPlan("p"))
-    world.do(DeletePlan("p"))
-    world.tidy(1)
-    assert not blocks_of(world)
 
 
 def test_a_letter_that_is_certainly_put_back_goes_out_before_its_lease_is_durable(

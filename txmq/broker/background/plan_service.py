@@ -15,7 +15,7 @@ from txmq.broker.background.paced_steps import PacedSteps
 from txmq.broker.background.plan_pace import PlanPace
 from txmq.core.consumers import plan_building, plan_cleanup, plan_steps
 from txmq.core.consumers.plan_abandoning import AbandonNextLetters
-from txmq.core.consumers.plan_building import AddPlanLetters, FreezePlan, PackPlan, PackReply
+from txmq.core.consumers.plan_building import AddPlanLetters, FreezePlan
 from txmq.core.consumers.plan_cleanup import EndLostLetters, LostReply, SweepPlan, TidyPlan
 from txmq.core.consumers.plan_steps import AdvancePlan, AdvanceReply
 from txmq.core.consumers.plans import DeletePlan, StartPlan
@@ -160,7 +160,7 @@ class PlanService:
         if plan.state is PlanState.DELETED:
             self._submit(plan, TidyPlan(plan.plan_id), self._tidied)
         elif plan.state is PlanState.BUILDING and plan.complete:
-            self._run(plan, plan_building.manifest_digest(self._engine.state, plan), self._pack)
+            self._run(plan, plan_building.manifest_digest(self._engine.state, plan), self._freeze)
         elif plan.state is PlanState.BUILDING and plan.selection:
             self._run(plan, self._next_places(_search(plan), ADDED_AT_ONCE), self._found)
         elif plan.state in RUNNING:
@@ -251,16 +251,7 @@ class PlanService:
         if not isinstance(reply, Rejected) and plan.state is PlanState.BUILDING:
             self._begin(plan)
 
-    def _pack(self, plan: Plan, digest: str) -> None:
-        self._submit(plan, PackPlan(plan.plan_id), partial(self._packed, digest=digest))
-
-    def _packed(self, plan: Plan, reply: object, digest: str) -> None:
-        if not isinstance(reply, PackReply):
-            return
-        if reply.more:
-            crashpoint("plan.after_pack")
-            self._pack(plan, digest)
-            return
+    def _freeze(self, plan: Plan, digest: str) -> None:
         crashpoint("plan.before_freeze")
         self._submit(plan, FreezePlan(plan.plan_id, digest), self._frozen)
 

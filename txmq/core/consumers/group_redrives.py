@@ -198,7 +198,7 @@ def apply_given(state: State, event: LettersGiven, context: RecordContext) -> No
         )  # fmt: skip
         letter_copies.add(state, at, row.copies, copied)
         noted = row._replace(copies=row.copies + 1)  # which no index has
-        failed_messages.change_fields(state, at, row, noted)
+        failed_messages.change_fields(state, at, noted)
     key_fences.apply_changes(state, other, *event.theirs, context.stored_at)
     for topic_id, partition, offset, is_copy in event.letters:
         ref = (topic_id, partition, offset)

@@ -43,7 +43,7 @@ from txmq.core.state.failed_rows import FailedKind, Move
 from txmq.model.topic_partition import TopicPartition
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator
 
     from txmq.core.state.consumer_groups import ConsumerGroup, MessageRef
     from txmq.core.state.failed_rows import FailedMessage
@@ -289,20 +289,6 @@ class FailureChanges:
         """
         self._moves.append(Move(*ref, row._replace(kind=FailedKind.RETRY, due=due, store=b"")))
         self._set_head(ref, row.key_hash, FenceState.RETRYING)
-
-    def may_lead(self, letters: Sequence[tuple[MessageRef, int]]) -> bool:
-        """Return True if none of these letters, given with the hashes of their keys,
-        has to wait behind another message of its key.
-        """
-        keys = {(ref[0], key_hash) for ref, key_hash in letters}
-        return len(keys) == len(letters) and not any(
-            self.is_fenced(ref, key_hash) for ref, key_hash in letters
-        )
-
-    def lead_again(self, letters: Iterable[tuple[MessageRef, int]]) -> None:
-        """Deliver letters again that `may_lead`. Their rows do not change."""
-        for ref, key_hash in letters:
-            self._set_head(ref, key_hash, FenceState.RETRYING)
 
     def put_back(self, ref: MessageRef, row: FailedMessage) -> None:
         """Deliver a letter again that its plan has come to.

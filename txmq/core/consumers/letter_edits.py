@@ -146,7 +146,7 @@ def apply_edited(state: State, event: LetterEdited, context: RecordContext) -> N
     edited = row._replace(
         position=event.position, length=event.length, row=0, edits=number, exported=0
     )
-    failed_messages.change_fields(state, at, row, edited)
+    failed_messages.change_fields(state, at, edited)
 
 
 DECIDERS: Deciders = {EditLetter: decide_edit}

@@ -175,7 +175,7 @@ def apply_redriven(state: State, event: LettersRedriven, context: RecordContext)
         )
         letter_copies.add(state, at, row.copies, copied)
         noted = row._replace(copies=row.copies + 1)  # which no index has
-        failed_messages.change_fields(state, at, row, noted)
+        failed_messages.change_fields(state, at, noted)
     key_fences.apply_changes(state, group, event.moves, event.fences, context.stored_at)
 
 

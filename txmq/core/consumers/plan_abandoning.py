@@ -3,8 +3,8 @@ that leave a plan before.
 
 A plan that was never started holds its letters: nobody else may replay or edit them. An
 operator who needs them no more has the broker abandon them. It goes through them as it
-puts letters back: each record moves the cursor over the next ones, in blocks or one by
-one. The reason is that of the order, and no record names a letter.
+puts letters back: each record moves the cursor over the next ones. The reason is that
+of the order, and no record names a letter.
 
 From then on everybody sees them as abandoned. What is stored of each says so later
 (`plan_cleanup.decide_sweep`): to change it takes much longer than to pass it.
@@ -12,17 +12,17 @@ From then on everybody sees them as abandoned. What is stored of each says so la
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
 from txmq.core.consumers import failures, key_fences, plan_steps, plans
 from txmq.core.consumers.commands import TopicOffset
 from txmq.core.consumers.key_fences import FailureChanges
-from txmq.core.consumers.plan_steps import AdvanceReply, reason_to_skip
+from txmq.core.consumers.plan_steps import STEP_LETTERS, AdvanceReply, reason_to_skip
 from txmq.core.consumers.plans import PlanReply, find_plan, state_name
 from txmq.core.events.outcome import Appliers, Deciders, Outcome, Rejected
 from txmq.core.events.plans import PlanLettersAbandoned, PlanLettersLeft, PlanMoved
-from txmq.core.state import failed_messages, passed_letters, plan_blocks, plan_letters
-from txmq.core.state.plan_blocks import PlacedBlock
+from txmq.core.state import failed_messages, passed_letters, plan_letters
 from txmq.core.state.plans import LetterOutcome, PlanState
 from txmq.errors import BadRequest, Conflict
 
@@ -30,12 +30,10 @@ if TYPE_CHECKING:
     from txmq.core.events.base import RecordContext
     from txmq.core.events.plans import SkippedLetter
     from txmq.core.state.consumer_groups import ConsumerGroup
-    from txmq.core.state.plan_blocks import Block
     from txmq.core.state.plan_letters import PlacedLetter
     from txmq.core.state.plans import Plan
     from txmq.core.state.state import State
 
-ABANDONED_BLOCKS = 8  # of one record: up to 5 ms where letters have hundreds of errors
 NO_REASON = "letters cannot be abandoned or left without a reason"
 
 
@@ -115,14 +113,9 @@ def decide_step(state: State, command: AbandonNextLetters, now: int) -> Outcome:
     group = state.groups.by_id[plan.group_id]
     passed = _PassedLetters(state, plan, group, now)
     cursor = plan.cursor
-    for one in plan_blocks.walk(state, plan, cursor, fits=passed.takes):
-        if passed.is_full:
-            break
-        cursor = one.key
-        if isinstance(one, PlacedBlock):
-            passed.pass_block(one.block)
-        else:
-            passed.pass_letter(one)
+    for placed in islice(plan_letters.letters_of(state, plan.plan_id, cursor), STEP_LETTERS):
+        cursor = placed.key
+        passed.pass_letter(placed)
     if cursor == plan.cursor:
         return Outcome((PlanMoved(plan.plan_id, PlanState.DONE, plan.why, ""),), AdvanceReply(0))
     ids = (plan.plan_id, group.group_id)
@@ -140,33 +133,9 @@ class _PassedLetters:
         self.changes = FailureChanges(state, group, now)
         self.skipped: list[SkippedLetter] = []
         self.letters = 0
-        self._looked_at = self._blocks = 0
-
-    @property
-    def is_full(self) -> bool:
-        """Return True if no more letters have room in the record."""
-        return self._looked_at >= plan_steps.STEP_LETTERS or self._blocks >= ABANDONED_BLOCKS
-
-    def takes(self, block: Block) -> bool:
-        """Return True if none of the letters of a block has to be looked at."""
-        has_fences = bool(self._group.fences)
-        return not any(
-            self._state.topics_by_id[run.topic_id].deleted or (has_fences and not run.keys)
-            for run in block.runs
-        )
-
-    def pass_block(self, block: Block) -> None:
-        """Abandon the letters of a block."""
-        letters = block.keyed_letters() if self._group.fences else []
-        for ref, key_hash in letters:
-            self.changes.processed(ref, key_hash)
-        self._looked_at += len(letters)
-        self._blocks += 1
-        self.letters += block.letters
 
     def pass_letter(self, placed: PlacedLetter) -> None:
         """Abandon a letter, or skip it, unless it has its outcome."""
-        self._looked_at += 1
         if placed.letter.outcome != LetterOutcome.PLANNED:
             return
         row = failed_messages.planned(self._state, self._group, placed.ref, self._plan.plan_id)
@@ -181,12 +150,11 @@ class _PassedLetters:
 def apply_abandoned(state: State, event: PlanLettersAbandoned, context: RecordContext) -> None:
     plan, group = state.plans.by_id[event.plan_id], state.groups.by_id[event.group_id]
     plan_steps.leave(state, plan, group, event.skipped, LetterOutcome.SKIPPED)
-    passed, letters = plan_blocks.untouched(state, plan, event.cursor)
-    plan_blocks.remove_passed(state, plan, event.cursor)
+    passed = plan_letters.untouched(state, plan.plan_id, plan.cursor, event.cursor)
     passed_letters.abandon(state, group, plan.plan_id, passed)
     plan.cursor = plan.abandoned = event.cursor
     plan.reason = plan.why
-    plan_letters.count_passed(state, plan, letters, LetterOutcome.ENDED)
+    plan_letters.count_passed(state, plan, len(passed), LetterOutcome.ENDED)
     key_fences.apply_changes(state, group, event.moves, event.fences, context.stored_at)
 
 

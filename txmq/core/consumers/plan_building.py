@@ -1,6 +1,4 @@
-"""The letters of a replay plan that is being built: they are added, packed into blocks,
-and frozen.
-"""
+"""The letters of a replay plan that is being built: they are added, and frozen."""
 
 from __future__ import annotations
 
@@ -14,8 +12,8 @@ from txmq.core.consumers.plan_steps import DIED_AGAIN
 from txmq.core.consumers.plans import MAX_REASON, find_plan, start_of
 from txmq.core.consumers.policies import is_own
 from txmq.core.events.outcome import Appliers, Deciders, Outcome, Rejected
-from txmq.core.events.plans import NotPlanned, PlanFrozen, PlanLettersAdded, PlanPacked
-from txmq.core.state import failed_messages, passed_letters, plan_blocks, plan_letters
+from txmq.core.events.plans import NotPlanned, PlanFrozen, PlanLettersAdded
+from txmq.core.state import failed_messages, plan_letters
 from txmq.core.state.plan_letters import PlanLetter
 from txmq.core.state.plans import LetterOutcome, Plan, PlanState
 from txmq.errors import BadRequest, Conflict
@@ -30,7 +28,6 @@ if TYPE_CHECKING:
     from txmq.core.steps import Steps
 
 ADDED_LETTERS = 1_000  # by one record
-PACKED_LETTERS = 500  # of one record
 READ_ROWS = 250  # by one step of the digest: about a millisecond
 
 
@@ -58,18 +55,6 @@ class AddedReply(NamedTuple):
     added: int
     skipped: int
     refused: tuple[TopicOffset, ...]
-
-
-class PackPlan(NamedTuple):
-    """Pack the next letters of a plan that is about to be frozen."""
-
-    plan_id: int
-
-
-class PackReply(NamedTuple):
-    """`more`: other letters are left."""
-
-    more: bool
 
 
 class FreezePlan(NamedTuple):
@@ -169,18 +154,6 @@ def _not_open(state: State, row: FailedMessage) -> str:
     return failures.closed_reason(row) or failures.held_reason(state, row)
 
 
-def decide_pack(state: State, command: PackPlan, now: int) -> Outcome:
-    del now
-    plan = state.plans.by_id.get(command.plan_id)
-    if plan is None or plan.state is not PlanState.BUILDING or not plan.complete:
-        return Outcome(reply=PackReply(more=False))
-    rows = plan_letters.rows_of(state, plan.plan_id, plan.packed)
-    keys = [key for key, _row in islice(rows, PACKED_LETTERS)]
-    if not keys:
-        return Outcome(reply=PackReply(more=False))
-    return Outcome((PlanPacked(plan.plan_id, keys[-1]),), PackReply(more=True))
-
-
 def decide_freeze(state: State, command: FreezePlan, now: int) -> Outcome:
     del now
     plan = state.plans.by_id.get(command.plan_id)
@@ -221,17 +194,6 @@ def apply_added(state: State, event: PlanLettersAdded, context: RecordContext) -
     state.plans.dirty.add(plan.plan_id)
 
 
-def apply_packed(state: State, event: PlanPacked, context: RecordContext) -> None:
-    del context
-    plan = state.plans.by_id[event.plan_id]
-    group = state.groups.by_id[plan.group_id]
-
-    def open_letter(ref: MessageRef) -> FailedMessage | None:
-        return passed_letters.open_letter(state, group, ref, plan.plan_id)
-
-    plan_blocks.pack(state, plan, event.cursor, open_letter, keyed=group.ordered)
-
-
 def apply_frozen(state: State, event: PlanFrozen, context: RecordContext) -> None:
     plan = state.plans.by_id[event.plan_id]
     plan.digest, plan.changed_at = event.digest, context.stored_at
@@ -240,11 +202,9 @@ def apply_frozen(state: State, event: PlanFrozen, context: RecordContext) -> Non
 
 DECIDERS: Deciders = {
     AddPlanLetters: decide_add,
-    PackPlan: decide_pack,
     FreezePlan: decide_freeze,
 }
 APPLIERS: Appliers = {
     PlanLettersAdded: apply_added,
-    PlanPacked: apply_packed,
     PlanFrozen: apply_frozen,
 }

@@ -5,14 +5,14 @@ are swept, and deleted plans are removed.
 from __future__ import annotations
 
 from itertools import islice
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from txmq.core.consumers import failures, plan_steps
 from txmq.core.consumers.key_fences import FailureChanges
 from txmq.core.consumers.plan_steps import AdvanceReply
 from txmq.core.events.outcome import Appliers, Deciders, Outcome
 from txmq.core.events.plans import PlanAbandonedSwept, PlanLettersLost, PlanSwept, PlanTidied
-from txmq.core.state import failed_messages, passed_letters, plan_blocks, plan_letters
+from txmq.core.state import failed_messages, passed_letters, plan_letters
 from txmq.core.state.failed_rows import CLOSED
 from txmq.core.state.plans import RUNNING, LetterOutcome, Plan, PlanState
 from txmq.store import tables as t
@@ -159,12 +159,8 @@ def apply_swept(state: State, event: PlanSwept, context: RecordContext) -> None:
 def apply_abandoned_swept(state: State, event: PlanAbandonedSwept, context: RecordContext) -> None:
     del context
     plan = state.plans.by_id[event.plan_id]
-    refs: list[Any] = [
-        t.PLAN_LETTER_KEY.unpack(key)[2:]
-        for key, letter in plan_letters.rows_of(state, plan.plan_id, plan.swept, event.cursor)
-        if letter[0] == LetterOutcome.PLANNED
-    ]
-    passed_letters.sweep_abandoned(state, plan, event.group_id, refs)
+    abandoned = plan_letters.untouched(state, plan.plan_id, plan.swept, event.cursor)
+    passed_letters.sweep_abandoned(state, plan, event.group_id, abandoned)
     plan.swept = event.cursor
     state.plans.dirty.add(plan.plan_id)
 
@@ -183,11 +179,7 @@ def apply_tidied(state: State, event: PlanTidied, context: RecordContext) -> Non
         elif plan.swept < placed.key <= plan.abandoned:  # likewise
             passed_letters.sweep_abandoned(state, plan, plan.group_id, [placed.ref])
         state.tables[t.PLAN_LETTERS].delete(placed.key)
-    if (
-        len(letters) < event.most
-        and plan_blocks.forget_all(state, plan, event.most)
-        and plan_letters.forget_done(state, plan, event.most)
-    ):
+    if len(letters) < event.most and plan_letters.forget_done(state, plan, event.most):
         state.plans.remove(plan)
 
 

@@ -8,6 +8,7 @@ restart of the broker goes on where the last record ended.
 from __future__ import annotations
 
 from collections import Counter
+from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
 from txmq.core.consumers import failures, key_fences
@@ -15,8 +16,7 @@ from txmq.core.consumers.key_fences import FailureChanges
 from txmq.core.consumers.plans import MAX_REASON, pause_of
 from txmq.core.events.outcome import Appliers, Deciders, Outcome
 from txmq.core.events.plans import PlanMoved, PlanPutBack, SkippedLetter
-from txmq.core.state import failed_messages, failed_rows, passed_letters, plan_blocks, plan_letters
-from txmq.core.state.plan_blocks import Block, PlacedBlock
+from txmq.core.state import failed_messages, failed_rows, passed_letters, plan_letters
 from txmq.core.state.plan_letters import PlacedLetter
 from txmq.core.state.plans import RUNNING, LetterOutcome, Plan, PlanState
 from txmq.model.units import SECOND
@@ -27,9 +27,7 @@ if TYPE_CHECKING:
     from txmq.core.state.failed_rows import FailedMessage
     from txmq.core.state.state import State
 
-STEP_LETTERS = 500  # put back by one record, each by itself: about 7 ms
-STEP_BLOCKS = 32  # likewise: about 2 ms
-STEP_ROWS = 1_000  # looked at by one record
+STEP_LETTERS = 500  # looked at by one record: 5 to 10 ms
 IN_HAND_US = 2 * SECOND  # within which members tell what they have processed
 DIED_AGAIN = "it was replayed since, and died again"
 
@@ -63,15 +61,13 @@ def decide_advance(state: State, command: AdvancePlan, now: int) -> Outcome:
     group = state.groups.by_id[plan.group_id]
     changes = FailureChanges(state, group, now)
     skipped: list[SkippedLetter] = []
-    planned, cursor = _PlannedLetters(state, plan, group, changes, most), plan.cursor
-    for one in plan_blocks.walk(state, plan, cursor, fits=planned.has_room):
-        if planned.is_full:
+    planned, cursor = _PlannedLetters(state, plan, group, changes), plan.cursor
+    for placed in islice(plan_letters.letters_of(state, plan.plan_id, cursor), STEP_LETTERS):
+        if planned.replayed >= most:
             break
-        cursor = one.key
-        if isinstance(one, PlacedBlock):
-            planned.pass_block(one.block)
-        elif why := planned.pass_letter(one, now):
-            skipped.append((*one.ref, one.visible_at, why))
+        cursor = placed.key
+        if why := planned.pass_letter(placed, now):
+            skipped.append((*placed.ref, placed.visible_at, why))
     if cursor == plan.cursor:
         why = f"the log has lost {plan.count(LetterOutcome.PLANNED)} of its letters"
         return Outcome((PlanMoved(plan.plan_id, PlanState.CANCELLED, why, ""),), AdvanceReply(0))
@@ -82,56 +78,26 @@ def decide_advance(state: State, command: AdvancePlan, now: int) -> Outcome:
 
 class _PlannedLetters:
     """The letters that a plan has not put back yet, and those of them that it puts back
-    now, at most so many.
+    now. There may be one more than it should: see `failures.put_back`.
     """
 
     def __init__(
-        self, state: State, plan: Plan, group: ConsumerGroup, changes: FailureChanges, most: int
+        self, state: State, plan: Plan, group: ConsumerGroup, changes: FailureChanges
     ) -> None:
-        self._state, self._plan, self._group, self._most = state, plan, group, most
+        self._state, self._plan, self._group = state, plan, group
         self._changes = changes
         self._replayed: set[MessageRef] = set()
         self._row: FailedMessage | None = None
-        self._looked_at = self._blocks = self._in_blocks = 0
 
     @property
     def replayed(self) -> int:
         """Number of letters that are put back now."""
-        return len(self._replayed) + self._in_blocks
-
-    @property
-    def is_full(self) -> bool:
-        """True if no more letters may be put back, or have room in the record. There
-        may be one more of them: see `failures.put_back`.
-        """
-        return (
-            self.replayed >= self._most
-            or len(self._replayed) >= STEP_LETTERS
-            or self._looked_at >= STEP_ROWS
-            or self._blocks >= STEP_BLOCKS
-        )
-
-    def has_room(self, block: Block) -> bool:
-        """Return True if all letters of a block may be put back now."""
-        return (
-            self.replayed + block.letters <= self._most
-            and not any(self._state.topics_by_id[run.topic_id].deleted for run in block.runs)
-            and self._changes.may_lead(block.keyed_letters())
-        )
-
-    def pass_block(self, block: Block) -> None:
-        """Put back the letters of a block."""
-        letters = block.keyed_letters()
-        self._changes.lead_again(letters)
-        self._looked_at += len(letters)
-        self._blocks += 1
-        self._in_blocks += block.letters
+        return len(self._replayed)
 
     def pass_letter(self, placed: PlacedLetter, now: int) -> str:
         """Put back a letter, unless something has become of it; return why it is
         skipped, "" = it is not.
         """
-        self._looked_at += 1
         ref = placed.ref
         if placed.letter.outcome != LetterOutcome.PLANNED or ref in self._replayed:
             return ""
@@ -258,9 +224,9 @@ def apply_put_back(state: State, event: PlanPutBack, context: RecordContext) -> 
             state, plan, row.visible_at, (topic_id, partition, offset), LetterOutcome.DELIVERED
         )
     key_fences.apply_changes(state, group, event.moves, event.fences, context.stored_at)
-    passed, letters = plan_blocks.untouched(state, plan, event.cursor)
+    passed = plan_letters.untouched(state, plan.plan_id, plan.cursor, event.cursor)
     plan.cursor = event.cursor
-    plan_letters.count_passed(state, plan, letters, LetterOutcome.DELIVERED)
+    plan_letters.count_passed(state, plan, len(passed), LetterOutcome.DELIVERED)
     passed_letters.put_back(state, group, plan.plan_id, passed, context.end)
 
 

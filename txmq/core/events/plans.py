@@ -1,4 +1,4 @@
-"""Events of replay plans: kinds 128 to 139, 145, 146, and 160 to 162.
+"""Events of replay plans: kinds 128 to 139, 145, and 160 to 162.
 
 Letters are (topic id, partition, offset[, ...]). What becomes of a letter that is put
 back follows from the events of consumers: `apply` of those records it.
@@ -42,16 +42,6 @@ class PlanLettersAdded(NamedTuple):
     letters: tuple[NotPlanned, ...]
     scan: str
     complete: bool
-
-
-@event(146)
-class PlanPacked(NamedTuple):
-    """The next letters of a plan were packed in blocks, up to the key `cursor` of table
-    `plan_letters`: each has what putting them back has to know.
-    """
-
-    plan_id: int
-    cursor: bytes
 
 
 @event(130)

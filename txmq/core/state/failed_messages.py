@@ -21,7 +21,6 @@ from txmq.core.state import (
     letter_index,
     local_stores,
     passed_letters,
-    plan_blocks,
     plan_letters,
     put_back_queues,
 )
@@ -116,7 +115,6 @@ def set_plan(
     state: State, group: ConsumerGroup, ref: MessageRef, row: FailedMessage, plan_id: int
 ) -> None:
     """Apply: an open letter with this row belongs to a plan from now on."""
-    plan_blocks.forget(state, row.plan, row.visible_at, ref)
     held = (*row[:PLAN], plan_id, *row[PLAN + 1 :])
     state.failed_messages.put(t.FAILED_KEY.pack(group.group_id, *ref), held)
 
@@ -129,17 +127,14 @@ def _rewrite(
     **changes: Any,  # noqa: ANN401  # fields
 ) -> None:
     """Apply: change fields of a row that no index has."""
-    change_fields(state, (group.group_id, *ref), row, row._replace(**changes))
+    change_fields(state, (group.group_id, *ref), row._replace(**changes))
 
 
-def change_fields(
-    state: State, at: tuple[int, int, int, int], row: FailedMessage, to: FailedMessage
-) -> None:
-    """Apply: change fields of a row that no index has. `at` is the group's id with the
-    message's place.
+def change_fields(state: State, at: tuple[int, int, int, int], row: FailedMessage) -> None:
+    """Apply: give a message a row of which only fields have changed that no index has.
+    `at` is the group's id with the message's place.
     """
-    plan_blocks.forget(state, row.plan, row.visible_at, at[1:])
-    state.failed_messages.put(t.FAILED_KEY.pack(*at), tuple(to))
+    state.failed_messages.put(t.FAILED_KEY.pack(*at), tuple(row))
 
 
 def leave_plan(state: State, group: ConsumerGroup, ref: MessageRef, plan_id: int) -> None:
@@ -162,7 +157,6 @@ def drop(state: State, group: ConsumerGroup, ref: MessageRef) -> FailedMessage |
     if stored is None:
         return None
     row = passed_letters.current(state, group, ref, stored) if stored.plan else stored
-    plan_blocks.forget(state, stored.plan, stored.visible_at, ref)
     state.failed_messages.delete(t.FAILED_KEY.pack(group.group_id, *ref))
     letter = letter_of(ref, stored)
     if letter is not None:

@@ -136,26 +136,14 @@ def slot_at(at: int) -> int:
 
 def add_to_cell(cells: CellChanges, key: CellKey, died_at: int, replays: int) -> None:
     """Add a letter to the change of its cell."""
-    merge_cell(cells, key, 1, int(bool(replays)), died_at, died_at)
-
-
-def merge_cell(
-    cells: CellChanges,
-    key: CellKey,
-    letters: int,
-    replayed: int,
-    first: int,
-    last: int,
-) -> None:
-    """Add letters to the change of their cell, with the first and the last death."""
     change = cells.get(key)
     if change is None:
-        cells[key] = CellChange(letters, replayed, first, last)
+        cells[key] = CellChange(1, int(bool(replays)), died_at, died_at)
         return
-    change.letters += letters
-    change.replayed += replayed
-    change.first = min(change.first, first)
-    change.last = max(change.last, last)
+    change.letters += 1
+    change.replayed += bool(replays)
+    change.first = min(change.first, died_at)
+    change.last = max(change.last, died_at)
 
 
 def move_cells(

@@ -1,7 +1,7 @@
 """Letters that the cursor of their replay plan has passed: put back, or abandoned.
 
 Passing a letter changes neither its row nor its places in the index, only counts and
-queues (docs/decisions/0101, docs/decisions/0157). `current` returns what a row stands
+queues (docs/decisions/0093). `current` returns what a row stands
 for: the retry, or the abandoned letter. The row itself changes when the letter fails or
 is edited, and when it is swept. Once a letter that was put back is processed, a bit of
 its plan says so. It is no failed message any more, and its rows wait to be swept.
@@ -12,10 +12,9 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from txmq.core.state import letter_cells, letter_index, plan_blocks, plan_letters, put_back_queues
+from txmq.core.state import letter_cells, letter_index, plan_letters, put_back_queues
 from txmq.core.state.failed_rows import FailedKind, FailedMessage, letter_of, replayed_row
 from txmq.core.state.letter_cells import CellChanges, LetterState
-from txmq.core.state.plan_blocks import PlacedBlock
 from txmq.core.state.plans import LetterOutcome
 from txmq.model.topic_partition import TopicPartition
 from txmq.store import tables as t
@@ -27,8 +26,6 @@ if TYPE_CHECKING:
     from txmq.core.state.plans import Plan
     from txmq.core.state.put_back import PlainLetter
     from txmq.core.state.state import State
-
-OFFSET_BYTES = 8  # of a column of offsets
 
 
 def table_row(state: State, group_id: int, ref: MessageRef) -> FailedMessage | None:
@@ -108,7 +105,7 @@ def put_back(
     state: State,
     group: ConsumerGroup,
     plan_id: int,
-    letters: Iterable[MessageRef | PlacedBlock],
+    letters: Iterable[MessageRef],
     end: int,
 ) -> None:
     """Apply: a plan's cursor has passed these letters, by a record that ends there in
@@ -116,17 +113,13 @@ def put_back(
     """
     cells: CellChanges = {}
     waiting, exported = Counter[tuple[int, int]](), 0
-    for one in letters:
-        if isinstance(one, PlacedBlock):
-            exported += _put_back_block(state, group, plan_id, one, cells, waiting)
-            continue
-        row = _held(state, group, one, plan_id)
+    for ref in letters:
+        row = _held(state, group, ref, plan_id)
         if row is None:
             continue
-        error, slot = put_back_queues.add(group, one, row)
-        died_at = row.died_at
-        letter_cells.add_to_cell(cells, (one[0], error, slot), died_at, row.replays)
-        waiting[one[:2]] += 1
+        error, slot = put_back_queues.add(group, ref, row)
+        letter_cells.add_to_cell(cells, (ref[0], error, slot), row.died_at, row.replays)
+        waiting[ref[:2]] += 1
         exported += row.exported > 0
     letter_cells.move_cells(state.tables, group.group_id, LetterState.REPLAYING, cells)
     for (topic_id, partition), count in waiting.items():
@@ -138,46 +131,19 @@ def put_back(
     state.groups.dirty_groups.add(group.group_id)
 
 
-def _put_back_block(
-    state: State,
-    group: ConsumerGroup,
-    plan_id: int,
-    placed: PlacedBlock,
-    cells: CellChanges,
-    waiting: Counter[tuple[int, int]],
-) -> int:
-    """Apply: add the letters of a block to their queues. Return the number of those
-    that an export has.
-    """
-    block = placed.block
-    for run in block.runs:
-        tp = (run.topic_id, run.partition)
-        put_back_queues.queue_of(group, tp).extend(plan_id, run)
-        waiting[tp] += len(run.offsets) // OFFSET_BYTES
-    _add_cells(cells, placed)
-    plan_blocks.remove(state, placed.key)
-    return block.exported
-
-
 def abandon(
-    state: State, group: ConsumerGroup, plan_id: int, letters: Iterable[MessageRef | PlacedBlock]
+    state: State, group: ConsumerGroup, plan_id: int, letters: Iterable[MessageRef]
 ) -> None:
     """Apply: a plan's cursor has abandoned these letters, which it holds."""
     cells: CellChanges = {}
     count = exported = 0
-    for one in letters:
-        if isinstance(one, PlacedBlock):
-            _add_cells(cells, one)
-            count += one.block.letters
-            exported += one.block.exported
-            continue
-        row = _held(state, group, one, plan_id)
+    for ref in letters:
+        row = _held(state, group, ref, plan_id)
         if row is None:
             continue
         error = letter_cells.error_of(row.error_type, row.fingerprint)
-        died_at = row.died_at
-        cell = (one[0], error, letter_cells.slot_at(died_at))
-        letter_cells.add_to_cell(cells, cell, died_at, row.replays)
+        cell = (ref[0], error, letter_cells.slot_at(row.died_at))
+        letter_cells.add_to_cell(cells, cell, row.died_at, row.replays)
         count += 1
         exported += row.exported > 0
     letter_cells.move_cells(state.tables, group.group_id, LetterState.ABANDONED, cells)
@@ -197,33 +163,16 @@ def _held(
     return row if row is not None and (row.kind, row.plan, row.token) == held else None
 
 
-def _add_cells(cells: CellChanges, placed: PlacedBlock) -> None:
-    for topic_id, error, slot, *change in placed.block.cells:
-        letter_cells.merge_cell(cells, (topic_id, error, slot), *change)
-
-
-def open_letter(
-    state: State, group: ConsumerGroup, ref: MessageRef, plan_id: int
-) -> FailedMessage | None:
-    """Return the row of a letter that this plan can put back, and whose ack will need
-    nothing but to be counted.
-    """
-    row = _held(state, group, ref, plan_id)
-    return None if row is None or put_back_queues.has_more(row) else row
-
-
 def load_queues(state: State) -> None:
     """Make the queues of letters that plans have put back anew from the tables."""
     for plan in state.plans.by_id.values():
         group = state.groups.find(plan.group_id)
         if group is None or not plan.cursor or not plan.count(LetterOutcome.DELIVERED):
             continue
-        for key, letter in plan_letters.rows_of(state, plan.plan_id, last=plan.cursor):
-            if letter[0] == LetterOutcome.PLANNED:
-                ref: Any = t.PLAN_LETTER_KEY.unpack(key)[2:]
-                row = _waiting(state, group, ref)
-                if row is not None:
-                    put_back_queues.add(group, ref, row)
+        for ref in plan_letters.untouched(state, plan.plan_id, b"", plan.cursor):
+            row = _waiting(state, group, ref)
+            if row is not None:
+                put_back_queues.add(group, ref, row)
         for queue in group.put_back.values():
             queue.end_record(0)
 

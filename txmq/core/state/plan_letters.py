@@ -118,6 +118,18 @@ def letters_of(
         yield PlacedLetter(key, (ref[0], ref[1], ref[2]), visible_at, letter)
 
 
+def untouched(state: State, plan_id: int, after: bytes, last: bytes) -> list[MessageRef]:
+    """Return the letters behind the key `after`, up to the key `last`, whose rows have
+    no outcome: that the cursor passes, or has passed, without a change of the row.
+    """
+    refs: list[Any] = [
+        t.PLAN_LETTER_KEY.unpack(key)[2:]
+        for key, letter in rows_of(state, plan_id, after, last)
+        if letter[0] == LetterOutcome.PLANNED
+    ]
+    return refs
+
+
 def rows_of(
     state: State, plan_id: int, after: bytes = b"", last: bytes | None = None
 ) -> Iterator[tuple[bytes, Any]]:

@@ -120,7 +120,6 @@ class Plan:
     cursor: bytes = b""
     counts: dict[int, int] = field(default_factory=dict)  # letters by outcome
     recent: tuple[str, ...] = ()
-    packed: bytes = b""  # key of the last letter that was looked at for a block
     # processed letters that are not swept, by chunk: topic id, partition, number
     unswept: dict[tuple[int, int, int], int] = field(default_factory=dict)
     abandoned: bytes = b""
@@ -183,7 +182,6 @@ class Plan:
             tuple(sorted(self.counts.items())),
             self.recent,
             bool(self.unswept),
-            self.packed,
             self.abandoned,
             self.swept,
             self.reason,
@@ -193,11 +191,11 @@ class Plan:
     def from_row(cls, plan_id: int, row: Any) -> Plan:  # noqa: ANN401  # rows are untyped
         name, group_id, group, settings, selection, by, made_at, state, why, *rest = row
         resume_to, approved_by, changed_at, started_at, digest, scan, *rest = rest
-        complete, cursor, counts, recent, _unswept, packed, *abandoned = rest
+        complete, cursor, counts, recent, _unswept, *abandoned = rest
         plan = cls(
             plan_id, name, group_id, group, PlanSettings(*settings), selection, by, made_at,
             PlanState(state), why, PlanState(resume_to), approved_by, changed_at, started_at,
-            digest, scan, complete, cursor, dict(counts), tuple(recent), packed,
+            digest, scan, complete, cursor, dict(counts), tuple(recent),
         )  # fmt: skip
         plan.abandoned, plan.swept, plan.reason = abandoned
         return plan

@@ -1,19 +1,19 @@
 """Letters that replay plans have put back, and that have not ended or failed since.
 
 Their rows in table `failed` are still those of dead letters: the cursor of their plan
-says that they are retries (docs/decisions/0101). So a plan puts back thousands of
+says that they are retries (docs/decisions/0093). So a plan puts back thousands of
 letters and writes no row of any of them. What waits for a consumer is in a queue for
 each partition, which follows from the tables: a start makes it anew.
 
 The queue knows of a letter what its delivery and its ack need, so that neither reads
-rows where neighbours go out together (docs/decisions/0116).
+rows where neighbours go out together.
 """
 
 from __future__ import annotations
 
 from array import array
 from collections import deque
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -53,21 +53,6 @@ class BatchRun(NamedTuple):
     position: int
 
 
-class QueuedRun(Protocol):
-    """Letters that are put back together, as columns of bytes."""
-
-    @property
-    def offsets(self) -> bytes: ...
-    @property
-    def positions(self) -> bytes: ...
-    @property
-    def errors(self) -> bytes: ...
-    @property
-    def slots(self) -> bytes: ...
-    @property
-    def keys(self) -> bytes: ...
-
-
 class PutBackQueue:
     """The offsets of a partition that wait, in the order of their return."""
 
@@ -105,24 +90,6 @@ class PutBackQueue:
         self._slots.append(slot)
         if self._keys is not None:
             self._keys.append(NO_KEY if key_hash is None else key_hash)
-
-    def extend(self, plan: int, run: QueuedRun) -> None:
-        """Add offsets of letters of a plan at the end, in columns of bytes."""
-        offsets = array("Q", run.offsets)
-        if not self._gone.isdisjoint(offsets):
-            keys = array("q", run.keys) if self._keys is not None else [NO_KEY] * len(offsets)
-            columns = (array("Q", run.positions), array("Q", run.errors), array("I", run.slots))
-            for offset, position, error, slot, key in zip(offsets, *columns, keys, strict=True):
-                key_hash = None if key == NO_KEY else key
-                self.add(offset, position, PlainLetter(plan, error, slot, key_hash))
-            return
-        self._offsets.extend(offsets)
-        self._positions.frombytes(run.positions)
-        self._errors.frombytes(run.errors)
-        self._slots.frombytes(run.slots)
-        if self._keys is not None:
-            self._keys.frombytes(run.keys)
-        self._plans.extend([plan] * len(offsets))
 
     def end_record(self, end: int) -> None:
         """Note that what was added last came with a record that ends there in the

@@ -5,7 +5,7 @@ A letter that waits in a queue counts as a retry of its group.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from txmq.core.state import letter_cells
 from txmq.core.state.put_back import NO_KEY, PlainLetter, PutBackQueue, WaitingRun
@@ -17,22 +17,17 @@ if TYPE_CHECKING:
     from txmq.core.state.state import State
 
 
-def queue_of(group: ConsumerGroup, tp: tuple[int, int]) -> PutBackQueue:
-    """Return the queue of a partition, a new one if it has none."""
-    queue = group.put_back.get(tp)  # type: ignore[call-overload]  # equal to a TopicPartition
-    if queue is None:
-        queue = group.put_back[TopicPartition(*tp)] = PutBackQueue(keyed=group.ordered)
-    return cast("PutBackQueue", queue)
-
-
 def add(group: ConsumerGroup, ref: MessageRef, row: FailedMessage) -> tuple[int, int]:
     """Apply: a letter waits for a consumer. Return its error and slot in the index."""
-    letter = plain_letter(row)
-    queue_of(group, ref[:2]).add(ref[2], row.position, None if has_more(row) else letter)
+    tp, letter = TopicPartition(ref[0], ref[1]), plain_letter(row)
+    queue = group.put_back.get(tp)
+    if queue is None:
+        queue = group.put_back[tp] = PutBackQueue(keyed=group.ordered)
+    queue.add(ref[2], row.position, None if _has_more(row) else letter)
     return letter.error, letter.slot
 
 
-def has_more(row: FailedMessage) -> bool:
+def _has_more(row: FailedMessage) -> bool:
     """Return True if the ack of a letter has to read its row."""
     return bool(row.edits or row.copies or row.key_hash == NO_KEY)
 
