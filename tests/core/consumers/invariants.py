@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from txmq.core.state import attempts, failed_rows, letter_cells, letter_index, passed_letters
+from txmq.core.state import attempts, failed_messages, failed_rows, letter_cells, letter_index
 from txmq.core.state.consumer_groups import FenceState
+from txmq.core.state.failed_messages import Standing
 from txmq.core.state.failed_rows import FailedKind, FailedMessage
 from txmq.core.state.letter_cells import LetterState
 from txmq.store import tables as t
@@ -101,13 +102,17 @@ def check_histories(
 
 def stored_rows(state: State, group: ConsumerGroup) -> dict[MessageRef, FailedMessage]:
     rows = _raw_rows(state, group)
-    return {ref: row for ref, row in rows.items() if not passed_letters.is_over(state, ref, row)}
+    return {ref: row for ref, row in rows.items() if not _is_processed(state, ref, row)}
 
 
 def unswept_rows(state: State, group: ConsumerGroup) -> dict[MessageRef, FailedMessage]:
     """Return what is left of letters that were processed."""
     rows = _raw_rows(state, group)
-    return {ref: row for ref, row in rows.items() if passed_letters.is_over(state, ref, row)}
+    return {ref: row for ref, row in rows.items() if _is_processed(state, ref, row)}
+
+
+def _is_processed(state: State, ref: MessageRef, row: FailedMessage) -> bool:
+    return failed_messages.standing(state, ref, row) is Standing.PROCESSED
 
 
 def _raw_rows(state: State, group: ConsumerGroup) -> dict[MessageRef, FailedMessage]:
@@ -122,9 +127,11 @@ def moved_rows(state: State, group: ConsumerGroup) -> dict[MessageRef, FailedMes
     """Return failed messages as what they are now: a letter that was put back is a
     retry.
     """
-    stored = stored_rows(state, group)
-    current = passed_letters.current
-    return {message: current(state, group, message, row) for message, row in stored.items()}
+    found = {
+        message: failed_messages.seen(state, group, message, row)
+        for message, row in _raw_rows(state, group).items()
+    }
+    return {message: row for message, row in found.items() if row is not None}
 
 
 def check_position(state: State, group: ConsumerGroup, tp: TopicPartition) -> set[MessageRef]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from txmq.core.state import passed_letters, plan_letters
+from txmq.core.state import failed_messages, plan_letters
 from txmq.core.state.failed_rows import FailedKind, FailedMessage
 from txmq.core.state.plans import LetterOutcome, Plan, PlanState
 from txmq.store import tables as t
@@ -29,9 +29,9 @@ def check_plans(state: State) -> None:
         group = state.groups.find(group_id)
         assert group is not None
         at = (ref[0], ref[1], ref[2])
-        if passed_letters.is_over(state, at, FailedMessage(*row)):
-            continue
-        rows[group_id, *at] = passed_letters.current(state, group, at, FailedMessage(*row))
+        now = failed_messages.seen(state, group, at, FailedMessage(*row))
+        if now is not None:
+            rows[group_id, *at] = now
     for plan in state.plans.by_id.values():
         letters = list(plan_letters.letters_of(state, plan.plan_id))
         if plan.state is PlanState.DELETED:

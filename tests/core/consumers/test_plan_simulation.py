@@ -13,7 +13,7 @@ from tests.core.consumers.simulator import run_steps, shorten_pauses
 from txmq.core import machine
 from txmq.core.consumers import failures, group_redrives, plan_abandoning, plan_steps, policies
 from txmq.core.consumers.key_fences import FailureChanges
-from txmq.core.state import failed_messages, letter_index, passed_letters, plan_letters
+from txmq.core.state import failed_changes, letter_index, passed_letters, plan_letters
 from txmq.core.state.failed_rows import FailedMessage
 from txmq.core.state.plans import RUNNING, PlanState
 from txmq.core.state.put_back import PutBackQueue
@@ -122,17 +122,17 @@ def a_letter_is_put_back_again(patch: pytest.MonkeyPatch) -> None:
 
 
 def a_replay_leaves_the_plan_of_a_letter(patch: pytest.MonkeyPatch) -> None:
-    drop = failed_messages.drop
+    drop = failed_changes.drop
 
     def forgetful(*args: Any) -> FailedMessage | None:
         row = drop(*args)
         return None if row is None else row._replace(plan=0)
 
-    patch.setattr(failed_messages, "drop", forgetful)
+    patch.setattr(failed_changes, "drop", forgetful)
 
 
 def a_put_back_letter_is_forgotten_with_its_plan(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(failed_messages, "leave_plan", lambda *_: None)
+    patch.setattr(failed_changes, "leave_plan", lambda *_: None)
 
 
 def a_start_forgets_what_waits(patch: pytest.MonkeyPatch) -> None:
@@ -145,7 +145,7 @@ def a_letter_stays_in_the_queue(patch: pytest.MonkeyPatch) -> None:
 
 
 def what_is_processed_is_seen_again(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(passed_letters, "is_over", lambda *_: False)
+    patch.setattr(plan_letters, "is_unswept", lambda *_: False)
 
 
 def a_letter_of_a_fenced_key_is_put_back(patch: pytest.MonkeyPatch) -> None:
@@ -153,8 +153,8 @@ def a_letter_of_a_fenced_key_is_put_back(patch: pytest.MonkeyPatch) -> None:
 
 
 def a_reset_tells_that_it_processed(patch: pytest.MonkeyPatch) -> None:
-    remove = failed_messages.remove
-    patch.setattr(failed_messages, "remove", lambda *args: remove(*args[:3]))
+    remove = failed_changes.remove
+    patch.setattr(failed_changes, "remove", lambda *args: remove(*args[:3]))
 
 
 def a_policy_does_not_wait(patch: pytest.MonkeyPatch) -> None:
@@ -178,7 +178,7 @@ class _Fenceless(FailureChanges):
 
 
 def letters_leave_a_plan_that_keeps_them(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(failed_messages, "leave_plan", lambda *_: None)
+    patch.setattr(failed_changes, "leave_plan", lambda *_: None)
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,7 @@ from txmq.core.events.consumers import Acked
 from txmq.core.events.outcome import Rejected
 from txmq.core.events.plans import PlanLettersAdded, PlanPutBack
 from txmq.core.retention.letter_retention import ExpireLetters
-from txmq.core.state import failed_messages
+from txmq.core.state import failed_changes
 from txmq.core.state.failed_rows import FailedKind
 from txmq.core.state.plans import FINISHED, LetterOutcome, PlanSettings, PlanState
 from txmq.core.state.state import State
@@ -468,7 +468,7 @@ def test_letters_of_an_ordered_group_go_in_runs_that_know_their_keys(
     world.create("p", *places[:3], group="o")
     world.run_plan("p")
     with monkeypatch.context() as patch:
-        patch.setattr(failed_messages, "put", lambda *_: pytest.fail("a row is written"))
+        patch.setattr(failed_changes, "put", lambda *_: pytest.fail("a row is written"))
         patch.setattr(delivery._DeliveryBuilder, "_add_row", lambda *_: pytest.fail("one by one"))
         assert [one.offset for one in world.fetch("m", "o")] == [0, 1, 2]
     group = world.group("o")

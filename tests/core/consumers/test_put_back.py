@@ -25,7 +25,7 @@ from txmq.core.consumers.plans import CancelPlan, DeletePlan, StartPlan
 from txmq.core.events.outcome import Rejected
 from txmq.core.retention.letter_retention import ExpireLetters
 from txmq.core.retention.relocation import RepointMessages, RetainedMessage
-from txmq.core.state import attempts, failed_messages, passed_letters, plan_letters
+from txmq.core.state import attempts, failed_messages, plan_letters
 from txmq.core.state.failed_rows import FailedKind
 from txmq.core.state.letter_cells import SLOT, LetterState
 from txmq.core.state.put_back import TRIMMED_AT, PlainLetter, PutBackQueue
@@ -354,23 +354,18 @@ def test_what_is_processed_is_nowhere_else(seed: int) -> None:
 
 
 def what_is_processed_is_seen_again(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(passed_letters, "is_over", lambda *_: False)
+    patch.setattr(plan_letters, "is_unswept", lambda *_: False)
 
 
 def a_queue_takes_the_wrong_one(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(PutBackQueue, "_find", lambda self, *_: self._first)
 
 
-def a_sweep_takes_what_waits(patch: pytest.MonkeyPatch) -> None:
-    """A sweep that takes all letters of a chunk, processed or not."""
-    sweep = plan_letters.sweep
+def an_ack_is_one_of_all_letters_of_a_chunk(patch: pytest.MonkeyPatch) -> None:
+    def wide(_state: Any, plan: Any, ref: Any) -> bool:
+        return (*ref[:2], ref[2] // plan_letters.CHUNK) in plan.unswept
 
-    def wide(state: Any, plan: Any, chunk: Any) -> list[Any]:
-        sweep(state, plan, chunk)
-        start = chunk[2] * plan_letters.CHUNK
-        return [(*chunk[:2], at) for at in range(start, start + plan_letters.CHUNK)]
-
-    patch.setattr(plan_letters, "sweep", wide)
+    patch.setattr(plan_letters, "is_unswept", wide)
 
 
 @pytest.mark.parametrize(
@@ -378,7 +373,7 @@ def a_sweep_takes_what_waits(patch: pytest.MonkeyPatch) -> None:
     [
         what_is_processed_is_seen_again,
         a_queue_takes_the_wrong_one,
-        a_sweep_takes_what_waits,
+        an_ack_is_one_of_all_letters_of_a_chunk,
     ],
 )
 def test_a_planted_bug_is_found(

@@ -29,7 +29,7 @@ from txmq.core.consumers.candidates import RunBuilder
 from txmq.core.consumers.commands import Deliver
 from txmq.core.consumers.key_fences import FailureChanges
 from txmq.core.events.outcome import Outcome
-from txmq.core.state import failed_messages, local_stores
+from txmq.core.state import failed_changes, failed_messages, local_stores
 from txmq.core.state.consumer_groups import FenceState
 from txmq.core.state.failed_rows import FailedKind, Move
 from txmq.core.state.positions import GroupPosition, Redelivery
@@ -86,9 +86,9 @@ def fence_of_the_partition_only(patch: pytest.MonkeyPatch) -> None:
 
 
 def the_floor_passes_what_was_not_moved(patch: pytest.MonkeyPatch) -> None:
-    put = failed_messages.put
+    put = failed_changes.put
     patch.setattr(
-        failed_messages,
+        failed_changes,
         "put",
         lambda *args: None if args[3].kind == FailedKind.PARKED else put(*args),
     )
@@ -229,9 +229,9 @@ def a_leave_frees_what_a_store_has(patch: pytest.MonkeyPatch) -> None:
         for store_id, store in group.stores.items():
             refs = () if group.has_owner(store) else local_stores.messages(state, group, store_id)
             for ref in list(refs):
-                row = failed_messages.drop(state, group, ref)
+                row = failed_changes.drop(state, group, ref)
                 assert row is not None
-                failed_messages.put(
+                failed_changes.put(
                     state, group, ref, row._replace(kind=FailedKind.RETRY, due=0, store=b"")
                 )
 
@@ -243,13 +243,13 @@ def a_reset_leaves_messages_at_consumers(patch: pytest.MonkeyPatch) -> None:
 
 
 def adoption_forgets_attempts(patch: pytest.MonkeyPatch) -> None:
-    put = failed_messages.put
+    put = failed_changes.put
 
     def forgetful(state: Any, group: Any, ref: Any, row: Any) -> None:
         adopted = group.group_id in state.groups.adopting
         put(state, group, ref, row._replace(attempt=0) if adopted else row)
 
-    patch.setattr(failed_messages, "put", forgetful)
+    patch.setattr(failed_changes, "put", forgetful)
 
 
 def an_ack_from_a_store_keeps_its_lease(patch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ from txmq.core.consumers.commands import AckMessages, ReturnMessages, TopicRange
 from txmq.core.consumers.key_fences import FailureChanges
 from txmq.core.events.consumers import Acked, Range, Returned
 from txmq.core.events.outcome import Appliers, Deciders, Outcome, Rejected
-from txmq.core.state import failed_messages, passed_letters
+from txmq.core.state import failed_changes, failed_messages, passed_letters
 from txmq.core.state.ranges import gaps
 from txmq.model.topic_partition import TopicPartition
 
@@ -137,10 +137,10 @@ def settle_row(
     state: State,
     group: ConsumerGroup,
     ref: MessageRef,
-    why: str = failed_messages.PROCESSED,
+    why: str = failed_changes.PROCESSED,
 ) -> None:
     """Apply: a message that had failed before is processed, or ends for this reason."""
-    row = failed_messages.remove(state, group, ref, why)
+    row = failed_changes.remove(state, group, ref, why)
     if row is not None:
         circuit_breaker.record_acks(group, group.leased_rows.get(ref, 0), 1)
         leases.release_row(state, group, ref)

@@ -22,7 +22,7 @@ from txmq.core.events.consumers import (
     StoreMessagesAdopted,
 )
 from txmq.core.events.outcome import Appliers, Deciders, Outcome, Rejected
-from txmq.core.state import failed_messages, local_stores
+from txmq.core.state import failed_changes, failed_messages, local_stores
 from txmq.core.state.failed_rows import FailedKind
 from txmq.core.state.state import State
 from txmq.errors import Conflict
@@ -119,7 +119,7 @@ def restore_rows(
     places.
     """
     for ref, row in failed_messages.rows_between(state, group, tp, offset, t.SIGN, most):
-        failed_messages.remove(state, group, ref, "reset")
+        failed_changes.remove(state, group, ref, "reset")
         leases.release_row(state, group, ref)
         key_fences.settle_head(state, group, ref, row.key_hash)
         if row.kind == FailedKind.LOCAL:
@@ -138,7 +138,7 @@ def delete(state: State, group: ConsumerGroup, most: int = STEP_ROWS) -> None:
 def _delete_step(state: State, group: ConsumerGroup, most: int) -> None:
     rows = failed_messages.messages_of_group(state, group, most)
     for ref in rows:
-        failed_messages.remove(state, group, ref, "group deleted")
+        failed_changes.remove(state, group, ref, "group deleted")
         leases.release_row(state, group, ref)
     left = most - len(rows)
     for store_id in list(group.stores):

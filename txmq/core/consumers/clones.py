@@ -14,7 +14,7 @@ from txmq.core.consumers.commands import CloneGroup
 from txmq.core.consumers.membership import MAX_GROUPS
 from txmq.core.events.consumers import CloneBegun, CloneContinued, CloneEnded, GroupCloned
 from txmq.core.events.outcome import Appliers, Deciders, Outcome, Rejected
-from txmq.core.state import failed_messages, failed_rows
+from txmq.core.state import failed_changes, failed_messages, failed_rows
 from txmq.core.state.consumer_groups import BROADCAST, CloneProgress, ConsumerGroup
 from txmq.core.state.positions import UNDELIVERED, GroupPosition, Redelivery
 from txmq.core.state.ranges import RangeMap, gaps
@@ -190,7 +190,7 @@ def _redeliver_rows(
         row = failed_messages.get(state, source, ref)
         # None = it is processed, and not swept yet
         if row is not None and row.kind in failed_rows.DELIVERABLE:
-            failed_messages.redeliver_in_clone(state, clone, ref)
+            failed_changes.redeliver_in_clone(state, clone, ref)
 
 
 def _raise_floors(state: State, clone: ConsumerGroup) -> None:

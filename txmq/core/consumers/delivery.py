@@ -19,7 +19,13 @@ from txmq.core.consumers.commands import CandidateRead, Deliver
 from txmq.core.consumers.key_fences import FailureChanges
 from txmq.core.events.consumers import AttemptRange, Delivered, Range
 from txmq.core.events.outcome import Appliers, Deciders, Outcome, Rejected
-from txmq.core.state import failed_messages, failed_rows, passed_letters, put_back_queues
+from txmq.core.state import (
+    failed_changes,
+    failed_messages,
+    failed_rows,
+    passed_letters,
+    put_back_queues,
+)
 from txmq.core.state.consumer_groups import ConsumerGroup, GroupMember, Lease, MessageRef
 from txmq.core.state.failed_rows import FailedKind
 from txmq.core.state.positions import Grant, Redelivery
@@ -365,10 +371,10 @@ def apply_delivered(state: State, event: Delivered, context: RecordContext) -> N
         if passed_letters.take_from_queue(state, group, ref):
             leases.add_row(group, event.lease, ref)  # its row stays as it is
             continue
-        row = failed_messages.drop(state, group, ref)
+        row = failed_changes.drop(state, group, ref)
         assert row is not None, "chosen for delivery, so it is there"
         leases.add_row(group, event.lease, ref)
-        failed_messages.put(
+        failed_changes.put(
             state, group, ref, row._replace(attempt=row.attempt + 1, consumer=event.member)
         )
     if event.deaths:
@@ -402,7 +408,7 @@ def _apply_passed(state: State, group: ConsumerGroup, event: Delivered) -> None:
         position.pass_over(start, end)
     group.expired += sum(end - start for _topic_id, _partition, start, end in event.expired)
     for ref in event.expired_rows:
-        row = failed_messages.remove(state, group, ref, "expired")
+        row = failed_changes.remove(state, group, ref, "expired")
         assert row is not None, "chosen for delivery, so it is there"
         key_fences.settle_head(state, group, ref, row.key_hash)
         state.groups.pass_over(group, ref)

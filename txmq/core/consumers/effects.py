@@ -13,7 +13,7 @@ from txmq.core.consumers import key_fences, leases
 from txmq.core.consumers.authorization import find_group
 from txmq.core.events.consumers import EffectsPassed, EffectsRestored, InboxOpened
 from txmq.core.events.outcome import Appliers, Deciders, Outcome, Rejected
-from txmq.core.state import failed_messages, local_stores
+from txmq.core.state import failed_changes, failed_messages, local_stores
 from txmq.core.state.failed_rows import FailedKind
 from txmq.core.state.positions import FAR, EffectsRecord
 from txmq.core.state.ranges import RangeMap
@@ -217,7 +217,7 @@ def _restore_order(
     first = event.ranges[0][0]
     for ref, row in failed_messages.rows_between(state, group, tp, first, FAR):
         if row.kind != FailedKind.ABANDONED and not row.token:
-            failed_messages.remove(state, group, ref, "effect restored")
+            failed_changes.remove(state, group, ref, "effect restored")
             leases.release_row(state, group, ref)
             key_fences.settle_head(state, group, ref, row.key_hash)
             if row.kind == FailedKind.LOCAL:

@@ -16,7 +16,7 @@ from txmq.core.consumers.commands import (
 from txmq.core.consumers.key_fences import FailureChanges
 from txmq.core.events.consumers import Abandoned, DeadLettered, GroupGuarded, Replayed, Retried
 from txmq.core.events.outcome import Appliers, Deciders, Outcome, Rejected
-from txmq.core.state import attempts, failed_messages, failed_rows, plan_letters
+from txmq.core.state import attempts, failed_changes, failed_messages, failed_rows, plan_letters
 from txmq.core.state.failed_rows import FailedKind, FailedMessage
 from txmq.core.topics import topics
 from txmq.errors import BadRequest, NotLeased, UnknownLetter
@@ -406,7 +406,7 @@ def apply_failed(state: State, event: Retried | DeadLettered, context: RecordCon
     elif not isinstance(event, Retried) or event.failed:
         circuit_breaker.record_failure(group, ref, row, at)
     if not isinstance(event, Retried) or event.failed:
-        failed_messages.before_failure(state, group, ref)
+        failed_changes.sweep(state, group.group_id, ref)
         attempts.record(state, group, ref, row, at)
     key_fences.apply_changes(state, group, event.moves, event.fences, at)
 

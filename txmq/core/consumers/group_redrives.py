@@ -15,7 +15,7 @@ from txmq.core.consumers.key_fences import FailureChanges
 from txmq.core.events.base import LogSpan
 from txmq.core.events.letters import LettersGiven
 from txmq.core.events.outcome import Appliers, Deciders, Outcome, Rejected
-from txmq.core.state import failed_messages, failed_rows, letter_copies, log_pins
+from txmq.core.state import failed_changes, failed_messages, failed_rows, letter_copies, log_pins
 from txmq.core.state.failed_rows import FailedKind
 from txmq.core.state.letter_copies import LetterCopy
 from txmq.core.topics import topics
@@ -198,7 +198,7 @@ def apply_given(state: State, event: LettersGiven, context: RecordContext) -> No
         )  # fmt: skip
         letter_copies.add(state, at, row.copies, copied)
         noted = row._replace(copies=row.copies + 1)  # which no index has
-        failed_messages.change_fields(state, at, noted)
+        failed_changes.change_fields(state, group.group_id, ref, noted)
     key_fences.apply_changes(state, other, *event.theirs, context.stored_at)
     for topic_id, partition, offset, is_copy in event.letters:
         ref = (topic_id, partition, offset)

@@ -37,7 +37,7 @@ from typing import TYPE_CHECKING
 
 from txmq.core.consumers import leases
 from txmq.core.events.consumers import FenceChange
-from txmq.core.state import failed_messages, failed_rows
+from txmq.core.state import failed_changes, failed_messages, failed_rows
 from txmq.core.state.consumer_groups import SKIP, FenceState, KeyFence
 from txmq.core.state.failed_rows import FailedKind, Move
 from txmq.model.topic_partition import TopicPartition
@@ -384,7 +384,7 @@ def apply_changes(
     for raw in moves:
         topic_id, partition, offset, row = failed_rows.decode_move(raw)
         ref = (topic_id, partition, offset)
-        if failed_messages.drop(state, group, ref) is None:
+        if failed_changes.drop(state, group, ref) is None:
             tp = TopicPartition(topic_id, partition)
             leases.release_range(state, group, tp, offset, offset + 1)
             position = group.positions[tp]
@@ -392,7 +392,7 @@ def apply_changes(
             position.settle(offset, offset + 1)
         else:
             leases.release_row(state, group, ref)
-        failed_messages.put(state, group, ref, row)
+        failed_changes.put(state, group, ref, row)
         group.next_letter = max(group.next_letter, row.number + 1)
         state.groups.dirty_groups.add(group.group_id)
 

@@ -15,7 +15,7 @@ from txmq.core.consumers.commands import ExpireLeases, ExtendLeases
 from txmq.core.consumers.group_settings import LEASE_RANGE
 from txmq.core.events.consumers import DueRow, LeasesExpired, LeasesExtended
 from txmq.core.events.outcome import Appliers, Deciders, Outcome, Rejected
-from txmq.core.state import failed_messages
+from txmq.core.state import failed_changes, failed_messages
 from txmq.core.state.positions import Redelivery
 from txmq.errors import BadRequest
 from txmq.model.topic_partition import TopicPartition
@@ -212,11 +212,11 @@ def return_rows(
     for topic_id, partition, offset, due in rows:
         ref = (topic_id, partition, offset)
         counts = died and group.leases[group.leased_rows[ref]].single
-        row = failed_messages.drop(state, group, ref)
+        row = failed_changes.drop(state, group, ref)
         assert row is not None, "leased, so it is there"
         release_row(state, group, ref)
         row = row._replace(due=due, attempt=row.attempt - (not counts), deaths=row.deaths + died)
-        failed_messages.put(state, group, ref, row)
+        failed_changes.put(state, group, ref, row)
 
 
 def decide_expire(state: State, command: ExpireLeases, now: int) -> Outcome:

@@ -14,7 +14,7 @@ from txmq.core.consumers import failures
 from txmq.core.consumers.authorization import find_group
 from txmq.core.events.letters import LetterEdited
 from txmq.core.events.outcome import Appliers, Deciders, Outcome, Rejected
-from txmq.core.state import failed_messages, failed_rows, letter_edits, log_pins
+from txmq.core.state import failed_changes, failed_messages, failed_rows, letter_edits, log_pins
 from txmq.core.state.letter_edits import LetterVersion
 from txmq.errors import BadRequest, Conflict
 
@@ -146,7 +146,7 @@ def apply_edited(state: State, event: LetterEdited, context: RecordContext) -> N
     edited = row._replace(
         position=event.position, length=event.length, row=0, edits=number, exported=0
     )
-    failed_messages.change_fields(state, at, edited)
+    failed_changes.change_fields(state, group.group_id, at[1:], edited)
 
 
 DECIDERS: Deciders = {EditLetter: decide_edit}

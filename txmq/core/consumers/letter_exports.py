@@ -12,7 +12,7 @@ from txmq.core.consumers.authorization import find_group
 from txmq.core.consumers.failures import LettersReply
 from txmq.core.events.letters import LettersExported
 from txmq.core.events.outcome import Appliers, Deciders, Outcome, Rejected
-from txmq.core.state import failed_messages
+from txmq.core.state import failed_changes
 from txmq.core.state.failed_rows import FailedKind
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def apply_exported(state: State, event: LettersExported, context: RecordContext)
     group = state.groups.by_id[event.group_id]
     for topic_id, partition, offset in event.rows:
         ref = (topic_id, partition, offset)
-        failed_messages.set_exported(state, group, ref, context.stored_at)
+        failed_changes.set_exported(state, group, ref, context.stored_at)
 
 
 DECIDERS: Deciders = {NoteExported: decide_exported}

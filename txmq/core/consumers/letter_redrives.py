@@ -14,7 +14,7 @@ from txmq.core.consumers.authorization import find_group
 from txmq.core.consumers.key_fences import FailureChanges
 from txmq.core.events.letters import LettersRedriven
 from txmq.core.events.outcome import Appliers, Deciders, Outcome, Rejected
-from txmq.core.state import failed_messages, letter_copies
+from txmq.core.state import failed_changes, failed_messages, letter_copies
 from txmq.core.state.letter_copies import LetterCopy
 from txmq.core.topics import key_order, sends, topics
 from txmq.core.topics.sends import StoreBatch, StoreBatches
@@ -175,7 +175,7 @@ def apply_redriven(state: State, event: LettersRedriven, context: RecordContext)
         )
         letter_copies.add(state, at, row.copies, copied)
         noted = row._replace(copies=row.copies + 1)  # which no index has
-        failed_messages.change_fields(state, at, noted)
+        failed_changes.change_fields(state, group.group_id, ref, noted)
     key_fences.apply_changes(state, group, event.moves, event.fences, context.stored_at)
 
 

@@ -138,7 +138,7 @@ class _PassedLetters:
         """Abandon a letter, or skip it, unless it has its outcome."""
         if placed.letter.outcome != LetterOutcome.PLANNED:
             return
-        row = failed_messages.planned(self._state, self._group, placed.ref, self._plan.plan_id)
+        row = failed_messages.get(self._state, self._group, placed.ref)
         if why := reason_to_skip(self._state, self._plan, placed, row):
             self.skipped.append((*placed.ref, placed.visible_at, why))
             return

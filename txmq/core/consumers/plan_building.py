@@ -13,7 +13,7 @@ from txmq.core.consumers.plans import MAX_REASON, find_plan, start_of
 from txmq.core.consumers.policies import is_own
 from txmq.core.events.outcome import Appliers, Deciders, Outcome, Rejected
 from txmq.core.events.plans import NotPlanned, PlanFrozen, PlanLettersAdded
-from txmq.core.state import failed_messages, plan_letters
+from txmq.core.state import failed_changes, failed_messages, plan_letters
 from txmq.core.state.plan_letters import PlanLetter
 from txmq.core.state.plans import LetterOutcome, Plan, PlanState
 from txmq.errors import BadRequest, Conflict
@@ -189,7 +189,8 @@ def apply_added(state: State, event: PlanLettersAdded, context: RecordContext) -
         outcome = LetterOutcome.SKIPPED if why else LetterOutcome.PLANNED
         plan_letters.add(state, plan, key, PlanLetter(outcome, row.number, why=why))
         if not why:
-            failed_messages.set_plan(state, group, ref, row, plan.plan_id)
+            held = row._replace(plan=plan.plan_id)
+            failed_changes.change_fields(state, group.group_id, ref, held)
     plan.scan, plan.complete = event.scan, event.complete
     state.plans.dirty.add(plan.plan_id)
 

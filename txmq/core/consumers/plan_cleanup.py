@@ -12,7 +12,7 @@ from txmq.core.consumers.key_fences import FailureChanges
 from txmq.core.consumers.plan_steps import AdvanceReply
 from txmq.core.events.outcome import Appliers, Deciders, Outcome
 from txmq.core.events.plans import PlanAbandonedSwept, PlanLettersLost, PlanSwept, PlanTidied
-from txmq.core.state import failed_messages, passed_letters, plan_letters
+from txmq.core.state import failed_changes, failed_messages, plan_letters
 from txmq.core.state.failed_rows import CLOSED
 from txmq.core.state.plans import RUNNING, LetterOutcome, Plan, PlanState
 from txmq.store import tables as t
@@ -152,15 +152,20 @@ def apply_swept(state: State, event: PlanSwept, context: RecordContext) -> None:
     del context
     plan = state.plans.by_id[event.plan_id]
     for topic_id, partition, number in event.chunks:
-        letters = plan_letters.sweep(state, plan, (topic_id, partition, number))
-        passed_letters.sweep_letters(state, plan.plan_id, event.group_id, letters)
+        _sweep_chunk(state, plan, (topic_id, partition, number))
+
+
+def _sweep_chunk(state: State, plan: Plan, chunk: tuple[int, int, int]) -> None:
+    for ref in plan_letters.unswept(state, plan, chunk):
+        failed_changes.sweep(state, plan.group_id, ref)
+    plan_letters.set_swept(state, plan, chunk)
 
 
 def apply_abandoned_swept(state: State, event: PlanAbandonedSwept, context: RecordContext) -> None:
     del context
     plan = state.plans.by_id[event.plan_id]
-    abandoned = plan_letters.untouched(state, plan.plan_id, plan.swept, event.cursor)
-    passed_letters.sweep_abandoned(state, plan, event.group_id, abandoned)
+    for ref in plan_letters.untouched(state, plan.plan_id, plan.swept, event.cursor):
+        failed_changes.sweep(state, event.group_id, ref)
     plan.swept = event.cursor
     state.plans.dirty.add(plan.plan_id)
 
@@ -169,15 +174,14 @@ def apply_tidied(state: State, event: PlanTidied, context: RecordContext) -> Non
     del context
     plan = state.plans.by_id[event.plan_id]
     for chunk in list(plan.unswept):  # the log has lost that they were swept
-        swept = plan_letters.sweep(state, plan, chunk)
-        passed_letters.sweep_letters(state, plan.plan_id, plan.group_id, swept)
+        _sweep_chunk(state, plan, chunk)
     group = state.groups.find(plan.group_id)
     letters = list(islice(plan_letters.letters_of(state, plan.plan_id), event.most))
     for placed in letters:
         if group is not None and placed.letter.outcome == LetterOutcome.DELIVERED:
-            failed_messages.leave_plan(state, group, placed.ref, plan.plan_id)
+            failed_changes.leave_plan(state, group, placed.ref, plan.plan_id)
         elif plan.swept < placed.key <= plan.abandoned:  # likewise
-            passed_letters.sweep_abandoned(state, plan, plan.group_id, [placed.ref])
+            failed_changes.sweep(state, plan.group_id, placed.ref)
         state.tables[t.PLAN_LETTERS].delete(placed.key)
     if len(letters) < event.most and plan_letters.forget_done(state, plan, event.most):
         state.plans.remove(plan)

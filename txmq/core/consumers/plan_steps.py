@@ -16,7 +16,13 @@ from txmq.core.consumers.key_fences import FailureChanges
 from txmq.core.consumers.plans import MAX_REASON, pause_of
 from txmq.core.events.outcome import Appliers, Deciders, Outcome
 from txmq.core.events.plans import PlanMoved, PlanPutBack, SkippedLetter
-from txmq.core.state import failed_messages, failed_rows, passed_letters, plan_letters
+from txmq.core.state import (
+    failed_changes,
+    failed_messages,
+    failed_rows,
+    passed_letters,
+    plan_letters,
+)
 from txmq.core.state.plan_letters import PlacedLetter
 from txmq.core.state.plans import RUNNING, LetterOutcome, Plan, PlanState
 from txmq.model.units import SECOND
@@ -101,7 +107,7 @@ class _PlannedLetters:
         ref = placed.ref
         if placed.letter.outcome != LetterOutcome.PLANNED or ref in self._replayed:
             return ""
-        row = failed_messages.planned(self._state, self._group, ref, self._plan.plan_id)
+        row = failed_messages.get(self._state, self._group, ref)
         why = reason_to_skip(self._state, self._plan, placed, row)
         if why:
             return why
@@ -240,7 +246,7 @@ def leave(
     """Apply: letters leave a plan, each for its reason."""
     for topic_id, partition, offset, visible_at, why in letters:
         ref = (topic_id, partition, offset)
-        failed_messages.leave_plan(state, group, ref, plan.plan_id)
+        failed_changes.leave_plan(state, group, ref, plan.plan_id)
         _set_outcome(state, plan, visible_at, ref, outcome, why)
 
 

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from txmq.core.state import attempts, failed_messages, failed_rows
+from txmq.core.state import attempts, failed_changes, failed_messages, failed_rows
 from txmq.core.state.failed_rows import FailedKind
 
 if TYPE_CHECKING:
@@ -99,5 +99,5 @@ def record_deaths(state: State, group: ConsumerGroup, moves: Iterable[Move], at:
             death = row._replace(
                 error_type=CONSUMER_DIED, error_text=_death_text(row), fingerprint=""
             )
-            failed_messages.before_failure(state, group, ref)
+            failed_changes.sweep(state, group.group_id, ref)
             attempts.record(state, group, ref, death, at)

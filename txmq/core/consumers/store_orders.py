@@ -21,7 +21,7 @@ from txmq.core.events.consumers import (
     StoreRetriesOrdered,
 )
 from txmq.core.events.outcome import Appliers, Deciders, Outcome, Rejected
-from txmq.core.state import failed_messages, failed_rows, local_stores
+from txmq.core.state import failed_changes, failed_rows, local_stores
 from txmq.core.state.failed_rows import FailedKind
 from txmq.core.state.local_stores import StoreOrder
 from txmq.errors import BadRequest, Conflict
@@ -182,9 +182,9 @@ def apply_messages_adopted(
     group, at = state.groups.by_id[event.group_id], context.stored_at
     left = event.most
     for ref in list(islice(local_stores.messages(state, group, event.store), left)):
-        row = failed_messages.drop(state, group, ref)
+        row = failed_changes.drop(state, group, ref)
         assert row is not None, "the index has it"
-        failed_messages.put(
+        failed_changes.put(
             state, group, ref, row._replace(kind=FailedKind.RETRY, due=at, store=b"")
         )
         left -= 1

@@ -25,7 +25,14 @@ from txmq.core.consumers.commands import KeySource, ReportStored, StoredEntry
 from txmq.core.consumers.key_fences import FailureChanges
 from txmq.core.events.consumers import GroupGuarded, StoreReported
 from txmq.core.events.outcome import Appliers, Deciders, Outcome, Rejected
-from txmq.core.state import attempts, failed_messages, failed_rows, local_stores, restores
+from txmq.core.state import (
+    attempts,
+    failed_changes,
+    failed_messages,
+    failed_rows,
+    local_stores,
+    restores,
+)
 from txmq.core.state.consumer_groups import ConsumerStore
 from txmq.core.state.failed_rows import FailedKind
 from txmq.core.state.local_stores import StoreOrder
@@ -535,7 +542,7 @@ def _count_failures(state: State, group: ConsumerGroup, event: StoreReported, at
             circuit_breaker.record_probe_failure(group, leases.lease_of(group, ref), at)
         else:
             circuit_breaker.record_failure(group, ref, row, at)
-        failed_messages.before_failure(state, group, ref)
+        failed_changes.sweep(state, group.group_id, ref)
         attempts.record(state, group, ref, row, at)
 
 
@@ -544,8 +551,8 @@ def _settle(state: State, group: ConsumerGroup, ref: MessageRef) -> None:
     topic has ended, processed or not.
     """
     deleted = state.topics_by_id[ref[0]].deleted
-    why = "its topic was deleted" if deleted else failed_messages.PROCESSED
-    row = failed_messages.remove(state, group, ref, why)
+    why = "its topic was deleted" if deleted else failed_changes.PROCESSED
+    row = failed_changes.remove(state, group, ref, why)
     number = leases.lease_of(group, ref) or NO_LEASE
     circuit_breaker.record_acks(group, number, 1)
     if row is not None:

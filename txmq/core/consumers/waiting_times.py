@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from sortedcontainers import SortedList
 
-from txmq.core.state import failed_messages
+from txmq.core.state import failed_changes
 from txmq.store import tables as t
 
 if TYPE_CHECKING:
@@ -42,6 +42,6 @@ def _set_retries_back(state: State, back: int, now: int) -> None:
     for key, _row in list(state.tables[t.RETRIES_BY_TIME].range(later)):
         _due, group_id, *place = t.RETRY_TIME_KEY.unpack(key)
         group, ref = state.groups.by_id[group_id], (place[0], place[1], place[2])
-        row = failed_messages.drop(state, group, ref)
+        row = failed_changes.drop(state, group, ref)
         assert row is not None, "the index leads to the row"
-        failed_messages.put(state, group, ref, row._replace(due=max(row.due - back, now)))
+        failed_changes.put(state, group, ref, row._replace(due=max(row.due - back, now)))

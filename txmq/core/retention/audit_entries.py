@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from txmq.core.events.audit import AuditMoved
 from txmq.core.events.outcome import Appliers, Deciders, Outcome
-from txmq.core.state import log_pins
-from txmq.core.state.failed_rows import FailedMessage
+from txmq.core.state import failed_changes, failed_messages, log_pins
 from txmq.model.own_topics import AUDIT
 from txmq.model.topic_partition import TopicPartition
 from txmq.store import tables as t
@@ -86,11 +85,11 @@ def apply_moved(state: State, event: AuditMoved, context: RecordContext) -> None
         log_pins.drop(state, before)
         log_pins.put(state, position, log_pins.PUBLISHED_BATCH, *tp, offset)
         for group in readers:
-            failed_key = t.FAILED_KEY.pack(group.group_id, *tp, offset)
-            failed: Any = state.failed_messages.get(failed_key)
-            if failed is not None and FailedMessage(*failed).position == before:
-                moved = FailedMessage(*failed)._replace(position=position)
-                state.failed_messages.put(failed_key, tuple(moved))
+            ref = (*tp, offset)
+            failed = failed_messages.stored(state, group.group_id, ref)
+            if failed is not None and failed.position == before:
+                moved = failed._replace(position=position)
+                failed_changes.change_fields(state, group.group_id, ref, moved)
 
 
 DECIDERS: Deciders = {MoveEntries: decide_move}

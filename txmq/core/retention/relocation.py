@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from txmq.core.events.outcome import Appliers, Deciders, Outcome
 from txmq.core.events.topics import MessagesCopied, RowsRepointed
-from txmq.core.state import letter_edits, log_pins
+from txmq.core.state import failed_changes, failed_messages, letter_edits, log_pins
 from txmq.core.state.failed_rows import FailedMessage
 from txmq.store import tables as t
 
@@ -99,8 +99,8 @@ def decide_repoint(state: State, command: RepointMessages, now: int) -> Outcome:
 
 
 def _position(state: State, key: tuple[int, int, int, int]) -> int | None:
-    row: Any = state.tables[t.FAILED].get(t.FAILED_KEY.pack(*key))
-    return None if row is None else FailedMessage(*row).position
+    row = failed_messages.stored(state, key[0], key[1:])
+    return None if row is None else row.position
 
 
 def is_stale_pin(state: State, pin: log_pins.LogPin) -> bool:
@@ -120,10 +120,9 @@ def message_of_pin(state: State, pin: log_pins.LogPin) -> RetainedMessage | None
     """Return the message whose copy or version is pinned, so that it can be copied
     again.
     """
-    row: Any = state.tables[t.FAILED].get(t.FAILED_KEY.pack(*pin[1:]))
-    if pin.group_id == log_pins.PUBLISHED_BATCH or row is None:
+    found = failed_messages.stored(state, pin.group_id, pin[2:])
+    if pin.group_id == log_pins.PUBLISHED_BATCH or found is None:
         return None
-    found = FailedMessage(*row)
     if found.position != pin.position:
         version = letter_edits.at_position(state, pin[1:], pin.position)
         assert version is not None, "the pin is not stale"
@@ -138,16 +137,14 @@ def apply_repointed(state: State, event: RowsRepointed, context: RecordContext) 
         log_pins.drop(state, former)
         at = (group_id, topic_id, partition, offset)
         letter_edits.repoint(state, at, former, position, length)
-    for *ref, position, length in event.rows:
-        key = t.FAILED_KEY.pack(*ref)
-        row: Any = state.tables[t.FAILED].get(key)
+    for group_id, topic_id, partition, offset, position, length in event.rows:
+        ref = (topic_id, partition, offset)
+        row = failed_messages.stored(state, group_id, ref)
         assert row is not None, "the decision has found it"
-        before = FailedMessage(*row)
-        _drop_own_pin(state, before.position)
-        state.tables[t.FAILED].put(
-            key, tuple(before._replace(position=position, length=length, row=0))
-        )
-        log_pins.put(state, position, *ref)
+        _drop_own_pin(state, row.position)
+        moved = row._replace(position=position, length=length, row=0)
+        failed_changes.change_fields(state, group_id, ref, moved)
+        log_pins.put(state, position, group_id, *ref)
     for position in event.unpinned:
         log_pins.drop(state, position)
 

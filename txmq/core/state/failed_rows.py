@@ -82,9 +82,6 @@ class FailedMessage(NamedTuple):
         return self.dead_at or self.first_failed_at
 
 
-PLAN = FailedMessage._fields.index("plan")
-
-
 class Move(NamedTuple):
     """Part of an event: the new row of a message, wherever the message was before."""
 
@@ -144,6 +141,11 @@ def replayed_row(row: FailedMessage, **changes: Any) -> FailedMessage:  # noqa: 
     """
     fields: dict[str, Any] = {"attempt": 0, "deaths": 0, "token": b"", "plan": 0}
     return row._replace(**(fields | changes), replays=row.replays + 1)
+
+
+def abandoned_row(row: FailedMessage, reason: str) -> FailedMessage:
+    """Return the row of a letter that its plan has abandoned."""
+    return row._replace(kind=FailedKind.ABANDONED, plan=0, reason=reason)
 
 
 def letter_state(row: FailedMessage) -> LetterState | None:

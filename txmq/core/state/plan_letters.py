@@ -3,7 +3,7 @@
 Table `plan_letters` has a row for each letter of a plan, in the order of publication,
 so that the letters of a key are a chain. The row of a failed message names its plan.
 So an outcome is recorded where the message's row ends or dies again
-(`failed_messages`), and messages without a plan cost nothing.
+(`failed_changes`), and messages without a plan cost nothing.
 
 Up to the cursor of a plan, a letter without an outcome has been put back: putting back
 moves the cursor, and changes no row. Of those that are processed then, table
@@ -89,12 +89,12 @@ def _bits(state: State, plan_id: int, topic_id: int, partition: int, offset: int
     return 0 if row is None else int(row[0])
 
 
-def is_unswept(state: State, plan_id: int, ref: MessageRef) -> bool:
+def is_unswept(state: State, plan: Plan, ref: MessageRef) -> bool:
     """Return True if a letter is processed, and its rows are still there."""
-    plan, (topic_id, partition, offset) = state.plans.by_id.get(plan_id), ref
-    if plan is None or (topic_id, partition, offset // CHUNK) not in plan.unswept:
+    topic_id, partition, offset = ref
+    if (topic_id, partition, offset // CHUNK) not in plan.unswept:
         return False
-    return bool(_bits(state, plan_id, *ref) >> offset % CHUNK & 1)
+    return bool(_bits(state, plan.plan_id, *ref) >> offset % CHUNK & 1)
 
 
 def is_put_back(state: State, plan_id: int, visible_at: int, ref: MessageRef) -> bool:
@@ -249,20 +249,24 @@ def processed(state: State, plan_id: int, refs: list[MessageRef]) -> None:
     state.plans.dirty.add(plan_id)
 
 
-def sweep(state: State, plan: Plan, chunk: tuple[int, int, int]) -> list[MessageRef]:
-    """Apply: the rows of the processed letters of a chunk are removed. Return those
-    that had rows.
-    """
-    if plan.unswept.pop(chunk, None) is None:
+def unswept(state: State, plan: Plan, chunk: tuple[int, int, int]) -> list[MessageRef]:
+    """Return the processed letters of a chunk that still have rows."""
+    if chunk not in plan.unswept:
         return []  # the log has lost that they are processed
+    topic_id, partition, number = chunk
+    row: Any = state.tables[t.PLAN_DONE].get(t.PLAN_DONE_KEY.pack(plan.plan_id, *chunk))
+    left = row[0] & ~row[1]
+    return [(topic_id, partition, number * CHUNK + at) for at in range(CHUNK) if left >> at & 1]
+
+
+def set_swept(state: State, plan: Plan, chunk: tuple[int, int, int]) -> None:
+    """Apply: the rows of the processed letters of a chunk are removed."""
+    if plan.unswept.pop(chunk, None) is None:
+        return
     key = t.PLAN_DONE_KEY.pack(plan.plan_id, *chunk)
     row: Any = state.tables[t.PLAN_DONE].get(key)
-    done, swept = row
-    state.tables[t.PLAN_DONE].put(key, (done, done))
+    state.tables[t.PLAN_DONE].put(key, (row[0], row[0]))
     state.plans.dirty.add(plan.plan_id)
-    topic_id, partition, number = chunk
-    left = done & ~swept
-    return [(topic_id, partition, number * CHUNK + at) for at in range(CHUNK) if left >> at & 1]
 
 
 def forget_done(state: State, plan: Plan, most: int) -> bool:

@@ -15,7 +15,7 @@ from txmq.core.consumers import acks, circuit_breaker, failures, key_fences, lea
 from txmq.core.consumers.authorization import LeaseClaim, find_group, find_member
 from txmq.core.consumers.key_fences import FailureChanges
 from txmq.core.events.outcome import Rejected
-from txmq.core.state import failed_messages, failed_rows
+from txmq.core.state import failed_changes, failed_messages, failed_rows
 from txmq.core.state.failed_rows import FailedKind
 from txmq.core.state.positions import Redelivery, Reservation
 from txmq.core.state.state import State
@@ -156,9 +156,9 @@ def _reserve(state: State, group: ConsumerGroup, claim: LeaseClaim, token: bytes
 
 def _replace_row(state: State, group: ConsumerGroup, ref: MessageRef, row: FailedMessage) -> None:
     """Apply: replace a row and release its lease."""
-    failed_messages.drop(state, group, ref)
+    failed_changes.drop(state, group, ref)
     leases.release_row(state, group, ref)
-    failed_messages.put(state, group, ref, row)
+    failed_changes.put(state, group, ref, row)
 
 
 def settle(
