@@ -21,7 +21,7 @@ from txmq.broker.delivery.group_paces import GroupPaces
 from txmq.broker.monitoring.alarm_rules import ALARM_RULES
 from txmq.config.broker import SettingsFile
 from txmq.core.consumers.commands import JoinGroup
-from txmq.core.consumers.plans import CancelPlan, CreatePlan
+from txmq.core.replay.orders import CancelPlan, CreatePlan
 from txmq.core.state.plans import LetterOutcome
 from txmq.core.steps import run_to_end
 from txmq.core.topics.topics import CreateTopic

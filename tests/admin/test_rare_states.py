@@ -17,9 +17,10 @@ from tests.broker.calls.test_policy_calls import PolicyDesk
 from tests.broker.support import BrokerInMemory
 from txmq.batch import encode, verify
 from txmq.broker.calls import plan_checks
-from txmq.core.consumers import group_views, plans
+from txmq.core.consumers import group_views
 from txmq.core.consumers.circuit_breaker import open_breaker
 from txmq.core.consumers.commands import JoinGroup
+from txmq.core.replay import orders
 from txmq.core.topics import topics
 from txmq.core.topics.sends import StoreBatch
 from txmq.core.topics.topics import CreateTopic
@@ -285,13 +286,13 @@ def test_plans_and_policies_in_states_that_are_rare(monkeypatch: pytest.MonkeyPa
     desk.ask("group.resume", group="g", **WHO)
     _shown(console, "/plan/new?filter=errr:x", "errr")
     _shown(console, "/plan/new", "Name a group")
-    monkeypatch.setattr(plans, "MAX_UNFINISHED", 1)
+    monkeypatch.setattr(orders, "MAX_UNFINISHED", 1)
     desk.policy(after_s=1, on_version=True, select={"error_type": "B"})
     desk.broker.pass_time(20)
     _shown(
         console, "/policies", "a new version joins", "no limit", "waits for", "room for its plan"
     )
-    monkeypatch.setattr(plans, "MAX_UNFINISHED", 9)
+    monkeypatch.setattr(orders, "MAX_UNFINISHED", 9)
     desk.broker.pass_time(20)
     _shown(console, "/policies", "g-auto-", "the end of its last plan")
     desk.ask("group.delete", group="g", **WHO)

@@ -7,7 +7,7 @@ from __future__ import annotations
 from random import Random
 from typing import TYPE_CHECKING, Any
 
-from tests.core.consumers.plan_invariants import check_plans
+from tests.core.replay.invariants import check_plans
 from tests.simulation import letter_mender, operators
 from tests.simulation.history import InvariantBroken
 from txmq.core.state.plans import LetterOutcome

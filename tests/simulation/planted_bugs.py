@@ -41,18 +41,12 @@ from txmq.client.protocol.consumer.local_queue import LocalQueue
 from txmq.client.protocol.consumer.membership import Membership
 from txmq.client.protocol.consumer.settlement import Settlement
 from txmq.core import machine, persistence
-from txmq.core.consumers import (
-    effects,
-    letter_edits,
-    membership,
-    plans,
-    resets,
-    waiting_times,
-)
+from txmq.core.consumers import effects, letter_edits, membership, resets, waiting_times
 from txmq.core.events.consumers import PositionReset
 from txmq.core.events.letters import LetterEdited
 from txmq.core.events.outcome import Outcome, Rejected
 from txmq.core.events.plans import PlanCreated, PolicyPlanned
+from txmq.core.replay import orders
 from txmq.core.retention import broker_time
 from txmq.core.state import failed_messages, letter_copies, plan_letters, visibility
 from txmq.core.state.failed_rows import FailedMessage
@@ -360,7 +354,7 @@ def _join_over_gaps(ranges: list[AckedRange]) -> list[AckedRange]:
 
 def _make_the_plan_only(state: Any, event: PolicyPlanned, context: Any) -> None:
     fields: Any = event[:-1]
-    plans.apply_created(state, PlanCreated(*fields), context)
+    orders.apply_created(state, PlanCreated(*fields), context)
 
 
 def _tell_nobody(*_args: object) -> None:

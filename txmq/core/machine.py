@@ -14,6 +14,7 @@ from txmq.core.audit import Audited, decide_audited
 from txmq.core.consumers import rules as consumer_rules
 from txmq.core.events.audit import OperatorActed, parts_in
 from txmq.core.events.base import Booted, Event, RecordContext
+from txmq.core.replay import rules as replay_rules
 from txmq.core.retention import rules as retention_rules
 from txmq.core.state import visibility
 from txmq.core.topics import rules as topic_rules
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 RULES = (
     *topic_rules.RULES,
     *consumer_rules.RULES,
+    *replay_rules.RULES,
     *transaction_rules.RULES,
     *retention_rules.RULES,
     users,

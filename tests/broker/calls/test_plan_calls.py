@@ -16,14 +16,14 @@ from txmq.broker.background.paced_steps import PAUSE_S
 from txmq.broker.background.plan_pace import PlanPace
 from txmq.broker.calls import plan_checks
 from txmq.broker.search import message_view
-from txmq.core.consumers import plan_abandoning, plan_cleanup
 from txmq.core.consumers.circuit_breaker import open_breaker
-from txmq.core.consumers.plan_abandoning import AbandonNextLetters
-from txmq.core.consumers.plan_building import AddPlanLetters, apply_frozen
-from txmq.core.consumers.plan_cleanup import EndLostLetters, SweepPlan
 from txmq.core.events.base import RecordContext
 from txmq.core.events.outcome import Rejected
 from txmq.core.events.plans import PlanFrozen, PlanLettersAdded
+from txmq.core.replay import abandoning, cleanup
+from txmq.core.replay.abandoning import AbandonNextLetters
+from txmq.core.replay.building import AddPlanLetters, apply_frozen
+from txmq.core.replay.cleanup import EndLostLetters, SweepPlan
 from txmq.core.state.failed_rows import FailedKind
 from txmq.errors import BadRequest, Conflict, RemoteProtocolError, Throttled, UnknownPlan
 from txmq.wire.data_requests import Ack, AckedRange, Fetch, Opcode, pack_ack, pack_fetch
@@ -259,8 +259,8 @@ def test_a_plan_abandons_its_letters_by_one_order(desk: Desk) -> None:
 def test_plans_that_abandon_and_are_swept_take_turns_with_a_pause_behind_each_step(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(plan_cleanup, "SWEPT_ABANDONED", 1)
-    monkeypatch.setattr(plan_abandoning, "STEP_LETTERS", 2)
+    monkeypatch.setattr(cleanup, "SWEPT_ABANDONED", 1)
+    monkeypatch.setattr(abandoning, "STEP_LETTERS", 2)
     engine, steps = desk.broker.engine, list[tuple[float, int, type]]()
     submit = engine.submit
 
@@ -289,7 +289,7 @@ def test_plans_that_abandon_and_are_swept_take_turns_with_a_pause_behind_each_st
 def test_plans_say_whether_rows_of_their_letters_are_to_be_cleaned_up(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(plan_cleanup, "SWEPT_ABANDONED", 1)
+    monkeypatch.setattr(cleanup, "SWEPT_ABANDONED", 1)
     desk.plan(settings=SETTINGS | {"start": False})
     assert not desk.show()["cleanup_pending"]
     desk.ask("plan.abandon", name="p", reason="sent again", operator="ada")

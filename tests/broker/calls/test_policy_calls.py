@@ -8,10 +8,10 @@ import pytest
 
 from tests.broker.calls.test_plan_calls import Desk
 from txmq.broker.calls.letters import SelectedLetters
-from txmq.core.consumers import plans
 from txmq.core.consumers.circuit_breaker import open_breaker
 from txmq.core.consumers.commands import AlterGroup, RequestedSettings
 from txmq.core.events.outcome import Rejected
+from txmq.core.replay import orders
 from txmq.errors import BadRequest
 from txmq.model.message import Message
 from txmq.wire.data_requests import Fetch, Opcode, pack_fetch
@@ -108,7 +108,7 @@ def test_a_policy_leaves_the_letters_of_unfinished_plans_alone(desk: PolicyDesk)
 def test_a_policy_that_has_no_room_for_a_plan_says_so_and_goes_on_later(
     desk: PolicyDesk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(plans, "MAX_UNFINISHED", 1)
+    monkeypatch.setattr(orders, "MAX_UNFINISHED", 1)
     desk.plan(settings={"rate": 0}, select={"error_type": "A"})
     desk.policy(after_s=1, select={"error_type": "B"})
     desk.broker.pass_time(20)

@@ -34,12 +34,12 @@ from txmq.core.consumers.commands import (
     RequestedSettings,
 )
 from txmq.core.consumers.fetch_planning import plan_fetch
-from txmq.core.consumers.plan_building import AddPlanLetters, FreezePlan
-from txmq.core.consumers.plan_steps import AdvancePlan
-from txmq.core.consumers.plans import CreatePlan, StartPlan
 from txmq.core.events.base import RecordContext
 from txmq.core.events.outcome import Rejected
 from txmq.core.events.topics import MessagesCopied
+from txmq.core.replay.building import AddPlanLetters, FreezePlan
+from txmq.core.replay.orders import CreatePlan, StartPlan
+from txmq.core.replay.putting_back import AdvancePlan
 from txmq.core.state import log_pins
 from txmq.core.state.failed_rows import FailedMessage
 from txmq.core.state.plans import PlanSettings

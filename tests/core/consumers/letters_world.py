@@ -15,10 +15,10 @@ from txmq.core.consumers.commands import (
     StoredEntry,
 )
 from txmq.core.consumers.letter_selection import LetterScan, LetterSelection, ScanPosition
-from txmq.core.consumers.plan_abandoning import AbandonNextLetters, AbandonPlan
-from txmq.core.consumers.plan_building import AddPlanLetters, FreezePlan
-from txmq.core.consumers.plan_steps import AdvancePlan
-from txmq.core.consumers.plans import CancelPlan, CreatePlan
+from txmq.core.replay.abandoning import AbandonNextLetters, AbandonPlan
+from txmq.core.replay.building import AddPlanLetters, FreezePlan
+from txmq.core.replay.orders import CancelPlan, CreatePlan
+from txmq.core.replay.putting_back import AdvancePlan
 from txmq.core.state import failed_rows
 from txmq.core.state.failed_rows import FailedKind, FailedMessage
 from txmq.core.state.letter_cells import LetterState

@@ -7,7 +7,7 @@ from __future__ import annotations
 from math import sqrt
 from typing import TYPE_CHECKING
 
-from txmq.core.consumers import plan_steps
+from txmq.core.replay import putting_back
 
 if TYPE_CHECKING:
     from txmq.core.state.plans import Plan
@@ -48,7 +48,7 @@ class PlanPace:
         """Return True if the next step need not wait for a tick. A step for each letter
         would make all others wait for a disk flush of its own.
         """
-        return self.allowed(now) >= plan_steps.STEP_LETTERS
+        return self.allowed(now) >= putting_back.STEP_LETTERS
 
     def take(self, letters: int) -> None:
         """Count letters that were put back."""

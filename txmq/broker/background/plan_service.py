@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 from txmq.broker.background.paced_steps import PacedSteps
 from txmq.broker.background.plan_pace import PlanPace
-from txmq.core.consumers import plan_building, plan_cleanup, plan_steps
-from txmq.core.consumers.plan_abandoning import AbandonNextLetters
-from txmq.core.consumers.plan_building import AddPlanLetters, FreezePlan
-from txmq.core.consumers.plan_cleanup import EndLostLetters, LostReply, SweepPlan, TidyPlan
-from txmq.core.consumers.plan_steps import AdvancePlan, AdvanceReply
-from txmq.core.consumers.plans import DeletePlan, StartPlan
-from txmq.core.consumers.policies import is_own, replayable
 from txmq.core.events.outcome import Rejected
+from txmq.core.replay import building, cleanup, putting_back
+from txmq.core.replay.abandoning import AbandonNextLetters
+from txmq.core.replay.building import AddPlanLetters, FreezePlan
+from txmq.core.replay.cleanup import EndLostLetters, LostReply, SweepPlan, TidyPlan
+from txmq.core.replay.orders import DeletePlan, StartPlan
+from txmq.core.replay.policies import is_own, replayable
+from txmq.core.replay.putting_back import AdvancePlan, AdvanceReply
 from txmq.core.state.plans import FINISHED, RUNNING, LetterOutcome, Plan, PlanState
 from txmq.crashpoints import crashpoint
 from txmq.model.units import DAY
@@ -101,7 +101,7 @@ class PlanService:
         pace = self._paces.get(plan.plan_id) if plan.state in RUNNING else None
         eta = None
         if pace is not None and plan.state is PlanState.RAMPING:
-            by_outcomes = plan_steps.room(plan) < min(left, plan_steps.STEP_LETTERS)
+            by_outcomes = putting_back.room(plan) < min(left, putting_back.STEP_LETTERS)
             eta = pace.seconds_for(left, self._now(), by_outcomes=by_outcomes)
             eta = None if eta is None or not isfinite(eta) else eta
         return {
@@ -117,7 +117,7 @@ class PlanService:
         known, self._searched, before = self._searched, {}, self._counts
         self._counts = {}
         for plan in list(self._plans.by_name.values()):
-            why = plan_cleanup.what_may_be_lost(self._engine.state, plan)
+            why = cleanup.what_may_be_lost(self._engine.state, plan)
             if why is None:
                 continue
             self._counts[plan.plan_id] = plan.counts.copy()
@@ -160,14 +160,14 @@ class PlanService:
         if plan.state is PlanState.DELETED:
             self._submit(plan, TidyPlan(plan.plan_id), self._tidied)
         elif plan.state is PlanState.BUILDING and plan.complete:
-            self._run(plan, plan_building.manifest_digest(self._engine.state, plan), self._freeze)
+            self._run(plan, building.manifest_digest(self._engine.state, plan), self._freeze)
         elif plan.state is PlanState.BUILDING and plan.selection:
             self._run(plan, self._next_places(_search(plan), ADDED_AT_ONCE), self._found)
         elif plan.state in RUNNING:
             self._advance(plan)
         elif plan.state is PlanState.ABANDONING:
             self._submit(plan, AbandonNextLetters(plan.plan_id), self._abandoned)
-        elif plan_building.is_to_start(self._engine.state, plan):
+        elif building.is_to_start(self._engine.state, plan):
             self._submit(plan, StartPlan(plan.name, plan.by), _ignore_start)
 
     def _advance(self, plan: Plan) -> None:
@@ -176,8 +176,8 @@ class PlanService:
             pace = self._paces[plan.plan_id] = PlanPace(plan, self._now())
         pace.measure(self._now())
         most = pace.allowed(self._now())
-        if plan_steps.next_move(self._engine.state, plan) is None and (
-            most <= 0 or plan_steps.room(plan) <= 0
+        if putting_back.next_move(self._engine.state, plan) is None and (
+            most <= 0 or putting_back.room(plan) <= 0
         ):
             return
         then = partial(self._advanced, before=plan.state)

@@ -7,7 +7,8 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from txmq.core.consumers.policies import (
+from txmq.core.events.outcome import Rejected
+from txmq.core.replay.policies import (
     FirePolicy,
     ReplayPolicy,
     policies,
@@ -15,7 +16,6 @@ from txmq.core.consumers.policies import (
     replayable,
     waits_for,
 )
-from txmq.core.events.outcome import Rejected
 from txmq.model import limits
 from txmq.wire.calls.letters import DlqReplay, SelectionArgs
 

@@ -8,10 +8,11 @@ from base64 import b64decode
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from txmq.core.consumers import letter_views, plan_steps
+from txmq.core.consumers import letter_views
 from txmq.core.consumers.key_fences import FailureChanges, is_head
-from txmq.core.consumers.plans import find_plan
 from txmq.core.events.outcome import Rejected
+from txmq.core.replay import putting_back
+from txmq.core.replay.orders import find_plan
 from txmq.core.state import failed_messages, plan_letters
 from txmq.core.state.plans import LetterOutcome, Plan
 from txmq.model.schemas.bodies import CONTENT_TYPE, mistake_in
@@ -96,7 +97,7 @@ class PlanChecks:
             reasons["its group was deleted"] += 1
             return
         row = failed_messages.get(self._state, group, placed.ref)
-        if why := plan_steps.reason_to_skip(self._state, plan, placed, row):
+        if why := putting_back.reason_to_skip(self._state, plan, placed, row):
             reasons[why] += 1
             return
         assert row is not None, "there is no reason to skip it"

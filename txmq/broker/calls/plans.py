@@ -11,10 +11,10 @@ from txmq.broker.calls.operators import audited, operator_note
 from txmq.broker.calls.pages import Page, page_of
 from txmq.broker.calls.plan_checks import PlanChecks
 from txmq.broker.search.message_view import fit_entries
-from txmq.core.consumers import plan_abandoning, plan_building, plan_views
-from txmq.core.consumers import plans as core
-from txmq.core.consumers.policies import ReplayPolicy, SetPolicy, policies, waits_for
 from txmq.core.events.outcome import Rejected
+from txmq.core.replay import abandoning, building, views
+from txmq.core.replay import orders as core
+from txmq.core.replay.policies import ReplayPolicy, SetPolicy, policies, waits_for
 from txmq.core.state.plans import Plan, PlanSettings
 from txmq.errors import BadRequest, Conflict
 from txmq.model.units import SECOND
@@ -133,22 +133,22 @@ class PlanCalls:
         if refused := self._is_searching(args.name):
             call.answer(refused)
             return
-        command = plan_building.AddPlanLetters(args.name, args.letters, numbers=args.numbers)
+        command = building.AddPlanLetters(args.name, args.letters, numbers=args.numbers)
         self._submit(command, call.answer)
 
     def freeze(self, call: CallContext, args: wire.PlanOrder) -> None:
         if refused := self._is_searching(args.name):
             call.answer(refused)
             return
-        command = plan_building.AddPlanLetters(args.name, (), complete=True)
+        command = building.AddPlanLetters(args.name, (), complete=True)
         self._submit(audited("plan.freeze", _about(args.name), args, command), call.answer)
 
     def abandon(self, call: CallContext, args: wire.PlanAbandon) -> None:
-        order = plan_abandoning.AbandonPlan(args.name, args.reason, args.operator or "")
+        order = abandoning.AbandonPlan(args.name, args.reason, args.operator or "")
         self._submit(audited("plan.abandon", _about(args.name), args, order), call.answer)
 
     def leave(self, call: CallContext, args: wire.PlanLeave) -> None:
-        order = plan_abandoning.LeavePlan(args.name, args.letters, args.reason)
+        order = abandoning.LeavePlan(args.name, args.letters, args.reason)
         self._submit(audited("plan.leave", _about(args.name), args, order), call.answer)
 
     def _is_searching(self, name: str) -> Rejected | None:
@@ -182,20 +182,20 @@ class PlanCalls:
         self._engine.answer_when_durable(call.answer, reply)
 
     def show(self, call: CallContext, args: wire.PlanName) -> None:
-        found = plan_views.describe_whole(self._state, args.name)
+        found = views.describe_whole(self._state, args.name)
         if not isinstance(found, Rejected):
             found |= self._progress(self._state.plans.by_name[args.name])
         self._engine.answer_when_durable(call.answer, found)
 
     def _describe(self, plan: Plan) -> dict[str, Any]:
-        return plan_views.describe(self._state, plan) | self._progress(plan)
+        return views.describe(self._state, plan) | self._progress(plan)
 
     def _progress(self, plan: Plan) -> dict[str, Any]:
         return self._service.progress(plan)
 
     def letters(self, call: CallContext, args: wire.PlanLetters) -> None:
         after = bytes.fromhex(args.cursor or "")
-        page = plan_views.page(self._state, args.name, args.outcome, after, args.limit)
+        page = views.page(self._state, args.name, args.outcome, after, args.limit)
         if isinstance(page, Rejected):
             call.answer(page)
             return

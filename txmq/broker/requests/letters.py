@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from txmq.batch import BatchView, cut_rows
 from txmq.broker.engine.log_reader import read_batches
-from txmq.core.consumers.plans import find_plan
 from txmq.core.events.outcome import Rejected
+from txmq.core.replay.orders import find_plan
 from txmq.core.state import plan_letters
 from txmq.core.state.failed_rows import FailedKind, FailedMessage
 from txmq.core.topics import topics

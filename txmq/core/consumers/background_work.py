@@ -9,7 +9,7 @@ from __future__ import annotations
 from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
-from txmq.core.consumers import key_fences, leases, letter_notes, plans
+from txmq.core.consumers import key_fences, leases, letter_notes
 from txmq.core.consumers.commands import AdvanceGroupWork, DeleteGroup
 from txmq.core.consumers.group_settings import with_members
 from txmq.core.events.consumers import (
@@ -131,7 +131,7 @@ def delete(state: State, group: ConsumerGroup, most: int = STEP_ROWS) -> None:
     for number in tuple(group.leases):
         leases.end(state, group, number)
     state.groups.mark_deleted(group)
-    plans.cancel_of_group(state, group.group_id)
+    state.plans.cancel_of_group(group.group_id, state.stored_at)
     _delete_step(state, group, most)
 
 

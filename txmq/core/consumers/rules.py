@@ -21,12 +21,6 @@ from txmq.core.consumers import (
     letter_redrives,
     letter_trials,
     membership,
-    plan_abandoning,
-    plan_building,
-    plan_cleanup,
-    plan_steps,
-    plans,
-    policies,
     resets,
     store_orders,
     store_reports,
@@ -58,12 +52,6 @@ RULES = (
     damaged_letters,
     group_redrives,
     letter_trials,
-    plans,
-    plan_building,
-    plan_steps,
-    plan_abandoning,
-    plan_cleanup,
-    policies,
 )
 
 

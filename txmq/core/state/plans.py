@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from txmq.store import tables as t
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    pass
 
 COUNTERS_KEY = t.PLAN_KEY.pack(0)
 UNSWEPT_AT = 19  # in a plan's row
@@ -237,13 +237,12 @@ class PlanRegistry:
         del self.by_id[plan.plan_id], self.active[plan.plan_id]
         self.dirty.add(plan.plan_id)
 
-    def of_group(self, group_id: int) -> Iterator[Plan]:
-        """Yield the unfinished plans of a group."""
-        return (
-            plan
-            for plan in list(self.active.values())
-            if plan.group_id == group_id and plan.unfinished
-        )
+    def cancel_of_group(self, group_id: int, at: int) -> None:
+        """Apply: a group is deleted, and its plans end."""
+        for plan in list(self.active.values()):
+            if plan.group_id == group_id and plan.unfinished:
+                plan.why, plan.changed_at = "its group was deleted", at
+                self.set_state(plan, PlanState.CANCELLED)
 
     def save(self, tables: t.Tables | dict[str, t.Table]) -> None:
         """Write the rows of what has changed since the last call."""

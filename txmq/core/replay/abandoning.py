@@ -7,7 +7,7 @@ puts letters back: each record moves the cursor over the next ones. The reason i
 of the order, and no record names a letter.
 
 From then on everybody sees them as abandoned. What is stored of each says so later
-(`plan_cleanup.decide_sweep`): to change it takes much longer than to pass it.
+(`cleanup.decide_sweep`): to change it takes much longer than to pass it.
 """
 
 from __future__ import annotations
@@ -15,13 +15,14 @@ from __future__ import annotations
 from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
-from txmq.core.consumers import failures, key_fences, plan_steps, plans
+from txmq.core.consumers import failures, key_fences
 from txmq.core.consumers.commands import TopicOffset
 from txmq.core.consumers.key_fences import FailureChanges
-from txmq.core.consumers.plan_steps import STEP_LETTERS, AdvanceReply, reason_to_skip
-from txmq.core.consumers.plans import PlanReply, find_plan, state_name
 from txmq.core.events.outcome import Appliers, Deciders, Outcome, Rejected
 from txmq.core.events.plans import PlanLettersAbandoned, PlanLettersLeft, PlanMoved
+from txmq.core.replay import orders, putting_back
+from txmq.core.replay.orders import PlanReply, find_plan, state_name
+from txmq.core.replay.putting_back import STEP_LETTERS, AdvanceReply, reason_to_skip
 from txmq.core.state import failed_messages, passed_letters, plan_letters
 from txmq.core.state.plans import LetterOutcome, PlanState
 from txmq.errors import BadRequest, Conflict
@@ -78,9 +79,9 @@ def decide_order(state: State, command: AbandonPlan, now: int) -> Outcome | Reje
         return Rejected(BadRequest, NO_REASON, "name a reason: it is stored with each letter")
     if plan.state is not PlanState.PLANNED:
         hint = "only a plan whose letters are fixed, and that was never started, can abandon them"
-        return plans.refused(plan, "abandon the letters of", hint)
+        return orders.refused(plan, "abandon the letters of", hint)
     reason = failures.cut_reason(command.reason)
-    return plans.moves(plan, PlanMoved(plan.plan_id, PlanState.ABANDONING, reason, command.by))
+    return orders.moves(plan, PlanMoved(plan.plan_id, PlanState.ABANDONING, reason, command.by))
 
 
 def decide_leave(state: State, command: LeavePlan, now: int) -> Outcome | Rejected:
@@ -93,7 +94,7 @@ def decide_leave(state: State, command: LeavePlan, now: int) -> Outcome | Reject
     if plan.state is not PlanState.PLANNED:
         message = f"letters cannot leave plan {plan.name!r}: it is {state_name(plan)}"
         return Rejected(Conflict, message, "cancel the plan: what it has not put back is free then")
-    group, why = state.groups.by_id[plan.group_id], command.reason[: plans.MAX_REASON]
+    group, why = state.groups.by_id[plan.group_id], command.reason[: orders.MAX_REASON]
     left: list[SkippedLetter] = []
     for place in dict.fromkeys(command.letters):
         ref, row = failures.find_message(state, group, *place)
@@ -149,7 +150,7 @@ class _PassedLetters:
 
 def apply_abandoned(state: State, event: PlanLettersAbandoned, context: RecordContext) -> None:
     plan, group = state.plans.by_id[event.plan_id], state.groups.by_id[event.group_id]
-    plan_steps.leave(state, plan, group, event.skipped, LetterOutcome.SKIPPED)
+    putting_back.leave(state, plan, group, event.skipped, LetterOutcome.SKIPPED)
     passed = plan_letters.untouched(state, plan.plan_id, plan.cursor, event.cursor)
     passed_letters.abandon(state, group, plan.plan_id, passed)
     plan.cursor = plan.abandoned = event.cursor
@@ -161,7 +162,7 @@ def apply_abandoned(state: State, event: PlanLettersAbandoned, context: RecordCo
 def apply_left(state: State, event: PlanLettersLeft, context: RecordContext) -> None:
     del context
     plan, group = state.plans.by_id[event.plan_id], state.groups.by_id[event.group_id]
-    plan_steps.leave(state, plan, group, event.letters, LetterOutcome.SKIPPED)
+    putting_back.leave(state, plan, group, event.letters, LetterOutcome.SKIPPED)
 
 
 DECIDERS: Deciders = {

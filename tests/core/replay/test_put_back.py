@@ -12,17 +12,17 @@ from tests.core.consumers.invariants import (
     check_letter_index,
     moved_rows,
 )
-from tests.core.consumers.plans_world import PlansWorld
 from tests.core.consumers.world import rows
+from tests.core.replay.world import PlansWorld
 from txmq.core import machine
 from txmq.core.consumers import fetch_planning, letter_views
 from txmq.core.consumers.commands import ResetPosition
 from txmq.core.consumers.letter_selection import LetterScan, LetterSelection
 from txmq.core.consumers.letter_views import list_letters
-from txmq.core.consumers.plan_cleanup import SweepPlan
-from txmq.core.consumers.plan_steps import AdvancePlan, AdvanceReply
-from txmq.core.consumers.plans import CancelPlan, DeletePlan, StartPlan
 from txmq.core.events.outcome import Rejected
+from txmq.core.replay.cleanup import SweepPlan
+from txmq.core.replay.orders import CancelPlan, DeletePlan, StartPlan
+from txmq.core.replay.putting_back import AdvancePlan, AdvanceReply
 from txmq.core.retention.letter_retention import ExpireLetters
 from txmq.core.retention.relocation import RepointMessages, RetainedMessage
 from txmq.core.state import attempts, failed_messages, plan_letters

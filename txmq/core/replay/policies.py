@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from txmq.core.consumers import failures
 from txmq.core.consumers.authorization import find_group
 from txmq.core.consumers.key_fences import FailureChanges
-from txmq.core.consumers.plans import POLICY, CreatePlan, apply_created, decide_create, no_room
 from txmq.core.events.outcome import Appliers, Deciders, Outcome, Rejected
 from txmq.core.events.plans import PlanCreated, PolicyPlanned, PolicySet, PolicyVersionSeen
+from txmq.core.replay.orders import POLICY, CreatePlan, apply_created, decide_create, no_room
 from txmq.core.state import failed_messages
 from txmq.core.state.plans import Plan, PlanSettings
 from txmq.errors import BadRequest

@@ -5,8 +5,8 @@ from __future__ import annotations
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from txmq.core.consumers.plans import find_plan, state_name
 from txmq.core.events.outcome import Rejected
+from txmq.core.replay.orders import find_plan, state_name
 from txmq.core.state import plan_letters
 from txmq.core.state.plans import RUNNING, LetterOutcome, Plan, PlanState
 

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from txmq.core.consumers import failures, key_fences
 from txmq.core.consumers.key_fences import FailureChanges
-from txmq.core.consumers.plans import MAX_REASON, pause_of
 from txmq.core.events.outcome import Appliers, Deciders, Outcome
 from txmq.core.events.plans import PlanMoved, PlanPutBack, SkippedLetter
+from txmq.core.replay.orders import MAX_REASON, pause_of
 from txmq.core.state import (
     failed_changes,
     failed_messages,

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from tests.core.consumers.letters_world import LettersWorld, Place
-from tests.core.consumers.plan_invariants import check_plans
+from tests.core.replay.invariants import check_plans
 from txmq.core.consumers.commands import NackMessage
-from txmq.core.consumers.plan_building import AddPlanLetters, FreezePlan, manifest_digest
-from txmq.core.consumers.plan_cleanup import TidyPlan
-from txmq.core.consumers.plan_steps import AdvancePlan
-from txmq.core.consumers.plans import CreatePlan, StartPlan
+from txmq.core.replay.building import AddPlanLetters, FreezePlan, manifest_digest
+from txmq.core.replay.cleanup import TidyPlan
+from txmq.core.replay.orders import CreatePlan, StartPlan
+from txmq.core.replay.putting_back import AdvancePlan
 from txmq.core.state import plan_letters
 from txmq.core.state.failed_rows import FailedKind
 from txmq.core.state.plan_letters import PlanLetter

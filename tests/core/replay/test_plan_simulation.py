@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.core.consumers.simulated_plans import PlanningSim
 from tests.core.consumers.simulator import run_steps, shorten_pauses
+from tests.core.replay.simulated_plans import PlanningSim
 from txmq.core import machine
-from txmq.core.consumers import failures, group_redrives, plan_abandoning, plan_steps, policies
+from txmq.core.consumers import failures, group_redrives
 from txmq.core.consumers.key_fences import FailureChanges
+from txmq.core.replay import abandoning, policies, putting_back
 from txmq.core.state import failed_changes, letter_index, passed_letters, plan_letters
 from txmq.core.state.failed_rows import FailedMessage
 from txmq.core.state.plans import RUNNING, PlanState
@@ -91,16 +92,16 @@ def plans_share_letters(patch: pytest.MonkeyPatch) -> None:
 
 
 def a_cancelled_plan_goes_on(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(plan_steps, "RUNNING", (*RUNNING, PlanState.CANCELLED))
+    patch.setattr(putting_back, "RUNNING", (*RUNNING, PlanState.CANCELLED))
 
 
 def the_canary_has_no_end(patch: pytest.MonkeyPatch) -> None:
-    room = plan_steps.room
+    room = putting_back.room
 
     def wide(plan: Any) -> int:
         return room(plan) if plan.state is not PlanState.CANARY else plan.counts.get(1, 0)
 
-    patch.setattr(plan_steps, "room", wide)
+    patch.setattr(putting_back, "room", wide)
 
 
 def a_letter_is_put_back_again(patch: pytest.MonkeyPatch) -> None:
@@ -118,7 +119,7 @@ def a_letter_is_put_back_again(patch: pytest.MonkeyPatch) -> None:
         return False
 
     patch.setattr(plan_letters, "died", died)
-    patch.setattr(plan_steps, "reason_to_skip", lambda *_: "")
+    patch.setattr(putting_back, "reason_to_skip", lambda *_: "")
 
 
 def a_replay_leaves_the_plan_of_a_letter(patch: pytest.MonkeyPatch) -> None:
@@ -170,7 +171,7 @@ def an_abandoned_letter_stays_among_the_open_ones(patch: pytest.MonkeyPatch) -> 
 
 
 def what_waits_behind_an_abandoned_letter_stays(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(plan_abandoning, "FailureChanges", _Fenceless)
+    patch.setattr(abandoning, "FailureChanges", _Fenceless)
 
 
 class _Fenceless(FailureChanges):

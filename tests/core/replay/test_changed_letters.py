@@ -16,8 +16,8 @@ from tests.core.consumers.invariants import (
     moved_rows,
     stored_rows,
 )
-from tests.core.consumers.test_ordered_runs import RunsWorld
 from tests.core.consumers.world import rows
+from tests.core.replay.test_ordered_runs import RunsWorld
 from txmq.core import machine
 from txmq.core.consumers.commands import (
     AdvanceGroupWork,
@@ -28,9 +28,9 @@ from txmq.core.consumers.commands import (
 from txmq.core.consumers.letter_edits import EditLetter
 from txmq.core.consumers.letter_exports import NoteExported
 from txmq.core.consumers.letter_trials import TryLetter
-from txmq.core.consumers.plan_abandoning import AbandonNextLetters, AbandonPlan, LeavePlan
-from txmq.core.consumers.plan_cleanup import EndLostLetters
 from txmq.core.events.outcome import Rejected
+from txmq.core.replay.abandoning import AbandonNextLetters, AbandonPlan, LeavePlan
+from txmq.core.replay.cleanup import EndLostLetters
 from txmq.core.retention.relocation import RepointMessages, RetainedMessage
 from txmq.core.state import failed_messages
 from txmq.core.state.plans import PlanState

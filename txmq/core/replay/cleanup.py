@@ -7,11 +7,12 @@ from __future__ import annotations
 from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
-from txmq.core.consumers import failures, plan_steps
+from txmq.core.consumers import failures
 from txmq.core.consumers.key_fences import FailureChanges
-from txmq.core.consumers.plan_steps import AdvanceReply
 from txmq.core.events.outcome import Appliers, Deciders, Outcome
 from txmq.core.events.plans import PlanAbandonedSwept, PlanLettersLost, PlanSwept, PlanTidied
+from txmq.core.replay import putting_back
+from txmq.core.replay.putting_back import AdvanceReply
 from txmq.core.state import failed_changes, failed_messages, plan_letters
 from txmq.core.state.failed_rows import CLOSED
 from txmq.core.state.plans import RUNNING, LetterOutcome, Plan, PlanState
@@ -69,7 +70,7 @@ def what_may_be_lost(state: State, plan: Plan) -> tuple[int, ...] | None:
         for topic_id in {topic_id for topic_id, _partition in group.positions}
     )
     # letters of a group that skips dead letters have no fence
-    waits = plan.state not in RUNNING or plan_steps.room(plan) <= 0
+    waits = plan.state not in RUNNING or putting_back.room(plan) <= 0
     may_wait = waits and group.ordered and group.letters > 0 and bool(group.fences)
     if not (deleted or may_wait or state.lost_log_end):
         return None
@@ -145,7 +146,7 @@ def decide_tidy(state: State, command: TidyPlan, now: int) -> Outcome:
 def apply_lost(state: State, event: PlanLettersLost, context: RecordContext) -> None:
     del context
     plan, group = state.plans.by_id[event.plan_id], state.groups.by_id[event.group_id]
-    plan_steps.leave(state, plan, group, event.letters, LetterOutcome.ENDED)
+    putting_back.leave(state, plan, group, event.letters, LetterOutcome.ENDED)
 
 
 def apply_swept(state: State, event: PlanSwept, context: RecordContext) -> None:

@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.core.consumers.invariants import check_indexes, check_letter_index, moved_rows
-from tests.core.consumers.plans_world import PlansWorld
 from tests.core.consumers.world import rows
+from tests.core.replay.world import PlansWorld
 from txmq.core import machine
-from txmq.core.consumers import plan_abandoning, plan_cleanup
 from txmq.core.consumers.commands import (
     AdvanceGroupWork,
     DeleteGroup,
@@ -20,11 +19,12 @@ from txmq.core.consumers.commands import (
 )
 from txmq.core.consumers.letter_exports import NoteExported
 from txmq.core.consumers.letter_selection import LetterScan, LetterSelection
-from txmq.core.consumers.plan_abandoning import AbandonNextLetters, AbandonPlan
-from txmq.core.consumers.plan_cleanup import SweepPlan
-from txmq.core.consumers.plan_steps import AdvanceReply
-from txmq.core.consumers.plans import CancelPlan, DeletePlan
 from txmq.core.events.plans import PlanTidied
+from txmq.core.replay import abandoning, cleanup
+from txmq.core.replay.abandoning import AbandonNextLetters, AbandonPlan
+from txmq.core.replay.cleanup import SweepPlan
+from txmq.core.replay.orders import CancelPlan, DeletePlan
+from txmq.core.replay.putting_back import AdvanceReply
 from txmq.core.retention.letter_retention import ExpireLetters
 from txmq.core.state.failed_rows import FailedKind
 from txmq.core.state.letter_cells import SLOT, LetterState
@@ -89,8 +89,8 @@ def test_everybody_sees_at_once_what_the_rows_say_later(world: PlansWorld) -> No
 def test_a_sweep_goes_in_steps_also_where_the_plan_was_cancelled(
     world: PlansWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(plan_abandoning, "STEP_LETTERS", 64)
-    monkeypatch.setattr(plan_cleanup, "SWEPT_ABANDONED", 30)
+    monkeypatch.setattr(abandoning, "STEP_LETTERS", 64)
+    monkeypatch.setattr(cleanup, "SWEPT_ABANDONED", 30)
     world.create("p", *world.letters(*[None] * 100))
     world.do(AbandonPlan("p", "sent again"))
     plan_id = world.plan_of("p").plan_id

@@ -8,11 +8,11 @@ from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
 from txmq.core.consumers import failures
-from txmq.core.consumers.plan_steps import DIED_AGAIN
-from txmq.core.consumers.plans import MAX_REASON, find_plan, start_of
-from txmq.core.consumers.policies import is_own
 from txmq.core.events.outcome import Appliers, Deciders, Outcome, Rejected
 from txmq.core.events.plans import NotPlanned, PlanFrozen, PlanLettersAdded
+from txmq.core.replay.orders import MAX_REASON, find_plan, start_of
+from txmq.core.replay.policies import is_own
+from txmq.core.replay.putting_back import DIED_AGAIN
 from txmq.core.state import failed_changes, failed_messages, plan_letters
 from txmq.core.state.plan_letters import PlanLetter
 from txmq.core.state.plans import LetterOutcome, Plan, PlanState

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.core.consumers.invariants import moved_rows
-from tests.core.consumers.plans_world import PlansWorld
+from tests.core.replay.world import PlansWorld
 from txmq.core.consumers.commands import (
     AbandonLetters,
     ExpireLeases,
@@ -19,10 +19,10 @@ from txmq.core.consumers.commands import (
     ReplayLetters,
 )
 from txmq.core.consumers.key_fences import FailureChanges
-from txmq.core.consumers.plan_cleanup import SweepPlan
-from txmq.core.consumers.plan_steps import AdvancePlan
-from txmq.core.consumers.plans import CancelPlan, DeletePlan, PausePlan, ResumePlan, StartPlan
 from txmq.core.events.outcome import Rejected
+from txmq.core.replay.cleanup import SweepPlan
+from txmq.core.replay.orders import CancelPlan, DeletePlan, PausePlan, ResumePlan, StartPlan
+from txmq.core.replay.putting_back import AdvancePlan
 from txmq.core.state import put_back_queues
 from txmq.core.state.failed_rows import FailedKind
 from txmq.core.state.plans import PlanState

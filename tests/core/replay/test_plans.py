@@ -8,10 +8,10 @@ import json
 import pytest
 
 from tests.core.consumers.invariants import moved_rows
-from tests.core.consumers.plans_world import AT_ONCE, PlansWorld
 from tests.core.consumers.world import rows
+from tests.core.replay.world import AT_ONCE, PlansWorld
 from txmq.core import machine
-from txmq.core.consumers import delivery, plans
+from txmq.core.consumers import delivery
 from txmq.core.consumers.commands import (
     AbandonLetters,
     AdvanceGroupWork,
@@ -26,14 +26,15 @@ from txmq.core.consumers.commands import (
     ResetPosition,
     StoredEntry,
 )
-from txmq.core.consumers.plan_abandoning import AbandonNextLetters, AbandonPlan, LeavePlan
-from txmq.core.consumers.plan_building import AddPlanLetters
-from txmq.core.consumers.plan_cleanup import EndLostLetters, SweepPlan
-from txmq.core.consumers.plan_steps import AdvancePlan
-from txmq.core.consumers.policies import FirePolicy, ReplayPolicy, SetPolicy, policy_of
 from txmq.core.events.consumers import Acked
 from txmq.core.events.outcome import Rejected
 from txmq.core.events.plans import PlanLettersAdded, PlanPutBack
+from txmq.core.replay import orders
+from txmq.core.replay.abandoning import AbandonNextLetters, AbandonPlan, LeavePlan
+from txmq.core.replay.building import AddPlanLetters
+from txmq.core.replay.cleanup import EndLostLetters, SweepPlan
+from txmq.core.replay.policies import FirePolicy, ReplayPolicy, SetPolicy, policy_of
+from txmq.core.replay.putting_back import AdvancePlan
 from txmq.core.retention.letter_retention import ExpireLetters
 from txmq.core.state import failed_changes
 from txmq.core.state.failed_rows import FailedKind
@@ -89,7 +90,7 @@ def test_a_plan_puts_its_letters_back_and_knows_the_outcome_of_each(world: Plans
 def test_the_digest_is_that_of_the_places_in_the_order_of_publication(world: PlansWorld) -> None:
     places = [*world.letters(0, 5), *world.letters(1, topic="b"), *world.letters(0)]
     world.create("p", *reversed(places))
-    world.do(plans.CancelPlan("p"))
+    world.do(orders.CancelPlan("p"))
     world.now += SECOND
     world.create("q", *places, by="bob")
     lines = "".join(json.dumps([*place], separators=(",", ":")) + "\n" for place in places)
@@ -125,7 +126,7 @@ def test_a_cancelled_plan_frees_what_it_has_not_put_back(world: PlansWorld) -> N
     world.create("p", *places, settings=AT_ONCE._replace(in_flight=1))
     world.run_plan("p")
     assert world.outcomes("p") == {"planned": 2, "delivered": 1}
-    world.do(plans.CancelPlan("p", "eve: wrong"))
+    world.do(orders.CancelPlan("p", "eve: wrong"))
     assert world.do(AdvancePlan(world.plan_of("p").plan_id, 9)).letters == 0
     assert len(world.do(ReplayLetters("g", tuple(places[1:2]))).done) == 1
     world.create("q", *places[2:])
@@ -180,9 +181,9 @@ def test_a_plan_that_was_not_started_abandons_its_letters(world: PlansWorld) -> 
     for name, error in (("q", Conflict), ("p2", Conflict), ("none", UnknownPlan)):
         if name == "q":
             world.create("q", places[2])
-            world.do(plans.StartPlan("q"))
+            world.do(orders.StartPlan("q"))
         elif name == "p2":
-            world.do(plans.CreatePlan("p2", "g"))
+            world.do(orders.CreatePlan("p2", "g"))
         assert world.do(AbandonPlan(name, "why")).error is error
         assert world.do(LeavePlan(name, (places[2],), "why")).error is error
     world.check_plans()
@@ -235,7 +236,7 @@ def test_a_deleted_group_ends_its_plans(world: PlansWorld) -> None:
     plan = world.plan_of("p")
     assert (plan.state, plan.why) == (PlanState.CANCELLED, "its group was deleted")
     assert world.outcomes("p") == {"planned": 2, "ended": 1}
-    world.do(plans.DeletePlan("p"))
+    world.do(orders.DeletePlan("p"))
     world.tidy(plan.plan_id)
     assert world.state.plans.by_id == {}
     assert not list(world.state.tables["plan_letters"].range(b""))
@@ -264,7 +265,7 @@ def test_a_plan_that_holds_waits_behind_its_canary(world: PlansWorld) -> None:
     world.run_plan("p")
     plan = world.plan_of("p")
     assert (plan.state, plan.why) == (PlanState.PAUSED, "the canary is through")
-    world.do(plans.ResumePlan("p", "ada"))
+    world.do(orders.ResumePlan("p", "ada"))
     world.run_plan("p")
     assert (plan.state, world.outcomes("p")) == (
         PlanState.RAMPING,
@@ -280,7 +281,7 @@ def test_a_plan_stops_where_its_letters_die_with_the_same_fingerprint(world: Pla
     world.run_plan("p")
     plan = world.plan_of("p")
     assert (plan.state, plan.why) == (PlanState.PAUSED, "2 of the last 2 failed again: f1")
-    world.do(plans.ResumePlan("p"))
+    world.do(orders.ResumePlan("p"))
     world.run_plan("p")
     for one, fingerprint in zip(world.fetch("m"), ("f1", "f2"), strict=True):
         world.fail_as(one.offset, fingerprint)
@@ -308,7 +309,7 @@ def test_the_first_failure_of_a_canary_stops_a_plan_before_its_letters_are_dead(
     process(world)
     assert world.outcomes("p") == {"planned": 1, "processed": 3}
     assert {letter.why for letter in world.letters_of("p").values()} == {""}
-    world.do(plans.ResumePlan("p"))
+    world.do(orders.ResumePlan("p"))
     world.run_plan("p")
     assert world.outcomes("p") == {"delivered": 1, "processed": 3}
 
@@ -324,26 +325,26 @@ def test_an_open_circuit_breaker_pauses_a_plan(world: PlansWorld) -> None:
         PlanState.PAUSED,
         "the group's circuit breaker opened: away",
     )
-    refused = world.do(plans.ResumePlan("p"))
+    refused = world.do(orders.ResumePlan("p"))
     assert (refused.error, refused.hint) == (
         Conflict,
         "remove the cause, then: txmq group resume g",
     )
     world.do(PauseGroup("g", paused=False))
-    assert world.do(plans.ResumePlan("p")).state == "ramping"
+    assert world.do(orders.ResumePlan("p")).state == "ramping"
 
 
 def test_an_approval_is_given_by_somebody_else(world: PlansWorld) -> None:
     settings = AT_ONCE._replace(second_approver=True, start=True)
-    world.do(plans.CreatePlan("p", "g", settings, by="ada: after the fix"))
-    early = world.do(plans.ApprovePlan("p", "bob"))
+    world.do(orders.CreatePlan("p", "g", settings, by="ada: after the fix"))
+    early = world.do(orders.ApprovePlan("p", "bob"))
     assert (early.error, early.hint) == (Conflict, "approve it once it is planned: txmq plan show")
     world.create("p", *world.letters(0, 5), settings=settings, by="ada: after the fix")
     assert world.plan_of("p").state is PlanState.PLANNED
-    assert world.do(plans.StartPlan("p")).error is Conflict
-    assert world.do(plans.ApprovePlan("p", "ada: again")).error is BadRequest
-    assert world.do(plans.ApprovePlan("p", "")).error is BadRequest
-    assert world.do(plans.ApprovePlan("p", "bob: seen")).state == "ramping"
+    assert world.do(orders.StartPlan("p")).error is Conflict
+    assert world.do(orders.ApprovePlan("p", "ada: again")).error is BadRequest
+    assert world.do(orders.ApprovePlan("p", "")).error is BadRequest
+    assert world.do(orders.ApprovePlan("p", "bob: seen")).state == "ramping"
 
 
 def test_who_has_set_a_policy_cannot_approve_its_plans(world: PlansWorld) -> None:
@@ -358,8 +359,8 @@ def test_who_has_set_a_policy_cannot_approve_its_plans(world: PlansWorld) -> Non
     world.freeze(plan.name)
     world.do(SetPolicy("g", None, "ada"))
     for name in ("ada", "policy"):
-        assert world.do(plans.ApprovePlan(plan.name, name)).error is BadRequest
-    assert world.do(plans.ApprovePlan(plan.name, "bob")).state == "ramping"
+        assert world.do(orders.ApprovePlan(plan.name, name)).error is BadRequest
+    assert world.do(orders.ApprovePlan(plan.name, "bob")).state == "ramping"
 
 
 def test_a_plan_of_a_policy_is_one_record(world: PlansWorld) -> None:
@@ -399,23 +400,23 @@ def test_a_policy_that_was_removed_and_set_again_waits_for_its_plan(world: Plans
 
 def test_orders_that_make_no_sense_are_refused(world: PlansWorld) -> None:
     places = world.letters(0, 5)
-    assert world.do(plans.CreatePlan("p", "nobody")).error is UnknownGroup
-    assert world.do(plans.StartPlan("p")).error is UnknownPlan
+    assert world.do(orders.CreatePlan("p", "nobody")).error is UnknownGroup
+    assert world.do(orders.StartPlan("p")).error is UnknownPlan
     world.create("p", *places)
     assert world.create("p", *places).state == "planned"  # the call is repeated
-    assert world.do(plans.CreatePlan("p", "g", by="eve")).error is Conflict
+    assert world.do(orders.CreatePlan("p", "g", by="eve")).error is Conflict
     assert world.do(AddPlanLetters("p", tuple(places))).added == 0  # likewise
     assert world.do(AddPlanLetters("p", (("a", 0, 99),))).error is Conflict
-    for early in (plans.PausePlan, plans.ResumePlan, plans.DeletePlan):
+    for early in (orders.PausePlan, orders.ResumePlan, orders.DeletePlan):
         assert world.do(early("p")).error is Conflict
-    assert world.do(plans.ApprovePlan("p", "bob")).error is Conflict
+    assert world.do(orders.ApprovePlan("p", "bob")).error is Conflict
     world.run_plan("p")
     process(world)
     world.run_plan("p")
-    for late in (plans.StartPlan, plans.CancelPlan, plans.PausePlan):
+    for late in (orders.StartPlan, orders.CancelPlan, orders.PausePlan):
         assert isinstance(world.do(late("p")), Rejected), late
-    world.do(plans.DeletePlan("p"))
-    assert world.do(plans.StartPlan("p")).error is UnknownPlan
+    world.do(orders.DeletePlan("p"))
+    assert world.do(orders.StartPlan("p")).error is UnknownPlan
 
 
 def test_recovery_and_the_tables_know_the_same_plans(world: PlansWorld) -> None:
@@ -423,7 +424,7 @@ def test_recovery_and_the_tables_know_the_same_plans(world: PlansWorld) -> None:
     world.create("q", *world.letters(0), settings=PlanSettings())
     world.run_plan("p")
     process(world)
-    world.do(plans.PausePlan("p"))
+    world.do(orders.PausePlan("p"))
     again = world.replayed()
     assert again.plans == world.state.plans
     assert rows(again) == rows(world.state)
@@ -504,7 +505,7 @@ def test_a_cancel_within_a_chain_leaves_the_fence_to_what_was_put_back() -> None
     places = letters_in_order(world, 5, 5, 5)
     world.create("p", *places, group="o", settings=AT_ONCE._replace(in_flight=2))
     world.run_plan("p")
-    world.do(plans.CancelPlan("p"))
+    world.do(orders.CancelPlan("p"))
     for offset in (0, 1):
         assert [one.offset for one in world.fetch("m", "o")] == [offset]
         world.ack("m", (offset, offset + 1), topic="a", group="o")
@@ -590,7 +591,7 @@ def test_a_letter_ends_in_its_plan_once_it_waits_for_a_letter_that_died_again() 
 def test_letters_of_a_cancelled_plan_end_with_their_topic(world: PlansWorld) -> None:
     world.create("p", *world.letters(0, 5))
     world.run_plan("p")
-    world.do(plans.CancelPlan("p"))
+    world.do(orders.CancelPlan("p"))
     world.do(DeleteTopic("a"))
     world.do(EndLostLetters(world.plan_of("p").plan_id))
     assert world.outcomes("p") == {"ended": 2}

@@ -5,26 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from tests.core.consumers.plan_invariants import check_plans
 from tests.core.consumers.simulator import STEPS, Sim
+from tests.core.replay.invariants import check_plans
 from txmq.core.consumers.commands import AlterGroup, ReplayLetters, RequestedSettings
 from txmq.core.consumers.group_redrives import GiveLetters, GivenLetter
 from txmq.core.consumers.letter_edits import EditLetter
 from txmq.core.consumers.letter_exports import NoteExported
 from txmq.core.consumers.letter_trials import TryLetter
-from txmq.core.consumers.plan_abandoning import AbandonNextLetters, AbandonPlan, LeavePlan
-from txmq.core.consumers.plan_building import AddPlanLetters, FreezePlan, manifest_digest
-from txmq.core.consumers.plan_cleanup import EndLostLetters, SweepPlan, TidyPlan, what_may_be_lost
-from txmq.core.consumers.plan_steps import AdvancePlan
-from txmq.core.consumers.plans import (
-    CancelPlan,
-    CreatePlan,
-    DeletePlan,
-    PausePlan,
-    ResumePlan,
-    StartPlan,
-)
-from txmq.core.consumers.policies import FirePolicy, ReplayPolicy, SetPolicy, policies
 from txmq.core.events.outcome import Rejected
 from txmq.core.events.plans import (
     PlanFrozen,
@@ -33,6 +20,19 @@ from txmq.core.events.plans import (
     PlanMoved,
     PlanPutBack,
 )
+from txmq.core.replay.abandoning import AbandonNextLetters, AbandonPlan, LeavePlan
+from txmq.core.replay.building import AddPlanLetters, FreezePlan, manifest_digest
+from txmq.core.replay.cleanup import EndLostLetters, SweepPlan, TidyPlan, what_may_be_lost
+from txmq.core.replay.orders import (
+    CancelPlan,
+    CreatePlan,
+    DeletePlan,
+    PausePlan,
+    ResumePlan,
+    StartPlan,
+)
+from txmq.core.replay.policies import FirePolicy, ReplayPolicy, SetPolicy, policies
+from txmq.core.replay.putting_back import AdvancePlan
 from txmq.core.state import failed_messages, plan_letters
 from txmq.core.state.plans import FINISHED, LetterOutcome, Plan, PlanSettings, PlanState
 from txmq.core.steps import run_to_end

@@ -1,8 +1,8 @@
 """Replay plans: what operators order, and the life of a plan.
 
-The background work is in modules of its own: `plan_building` collects and freezes the
-letters, `plan_steps` puts them back, `plan_abandoning` abandons them, and
-`plan_cleanup` removes what they leave.
+The background work is in modules of its own: `building` collects and freezes the
+letters, `putting_back` and `abandoning` go through them, and `cleanup` removes what
+they leave.
 """
 
 from __future__ import annotations
@@ -275,13 +275,6 @@ def moves(plan: Plan, moved: PlanMoved) -> Outcome:
 def _reply(plan: Plan, moved: PlanMoved | None = None) -> PlanReply:
     state = plan.state if moved is None else PlanState(moved.state)
     return PlanReply(plan.name, state.name.lower())
-
-
-def cancel_of_group(state: State, group_id: int) -> None:
-    """Apply: a group is deleted, and its plans end."""
-    for plan in state.plans.of_group(group_id):
-        plan.why, plan.changed_at = "its group was deleted", state.stored_at
-        state.plans.set_state(plan, PlanState.CANCELLED)
 
 
 def apply_created(state: State, event: PlanCreated, context: RecordContext) -> None:

@@ -1,0 +1,1 @@
+"""Replay plans: what is decided and recorded of them."""

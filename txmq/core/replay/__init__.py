@@ -1,0 +1,3 @@
+"""Replay plans and policies: letters of a group that are put back, or abandoned, at a
+rate (docs/decisions/0093).
+"""
