@@ -17,7 +17,7 @@ from tests.core.consumers.invariants import (
     stored_rows,
 )
 from tests.core.consumers.world import rows
-from tests.core.replay.test_ordered_runs import RunsWorld
+from tests.core.replay.test_ordered_letters import OrderedWorld
 from txmq.core import machine
 from txmq.core.consumers.commands import (
     AdvanceGroupWork,
@@ -43,7 +43,7 @@ SEEDS = 3
 COPIES = 1 << 40  # positions of batches of one message
 
 
-class ChangedWorld(RunsWorld):
+class ChangedWorld(OrderedWorld):
     """Operators and retention change letters, while plans put them back."""
 
     def __init__(self, seed: int) -> None:
@@ -200,10 +200,10 @@ def test_letters_that_change_meanwhile_are_put_back_as_they_are(seed: int) -> No
 def copies_are_read_as_one_batch(patch: pytest.MonkeyPatch) -> None:
     def together(state: Any, group: Any, tp: Any, most: int) -> Any:
         queue = group.put_back.get(tp)
-        for start, count, _position in () if queue is None else queue.runs(most):
+        for start, count, _position in () if queue is None else queue.neighbours(most):
             yield (*tp, start), failed_messages.get(state, group, (*tp, start)), count
 
-    patch.setattr(failed_messages, "put_back_runs", together)
+    patch.setattr(failed_messages, "put_back_letters", together)
 
 
 def test_copies_that_are_read_as_one_batch_are_found(monkeypatch: pytest.MonkeyPatch) -> None:

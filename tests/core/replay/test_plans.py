@@ -456,7 +456,7 @@ def letters_in_order(world: PlansWorld, *keys: int) -> list[tuple[str, int, int]
     return [("a", 0, at) for at in range(len(keys))]
 
 
-def test_letters_of_an_ordered_group_go_in_runs_that_know_their_keys(
+def test_letters_of_an_ordered_group_go_together_with_their_keys(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Heads of their fences are leased together, without their rows; their acks lift

@@ -174,11 +174,11 @@ def test_neighbours_of_a_batch_are_taken_together() -> None:
     queue, letter = PutBackQueue(), PlainLetter(1, 2, 3)
     for offset, position in ((4, 9), (5, 9), (6, 9), (7, 20), (9, 20)):
         queue.add(offset, position, letter if offset != 5 else None)
-    assert [*queue.runs(10)] == [(4, 3, 9), (7, 1, 20), (9, 1, 20)]
-    assert [*queue.runs(2)] == [(4, 2, 9), (6, 1, 9), (7, 1, 20), (9, 1, 20)]
+    assert [*queue.neighbours(10)] == [(4, 3, 9), (7, 1, 20), (9, 1, 20)]
+    assert [*queue.neighbours(2)] == [(4, 2, 9), (6, 1, 9), (7, 1, 20), (9, 1, 20)]
     assert queue.take(7, 2) is None, "8 does not wait"
     assert queue.take(5, 2) == [None, letter]
-    assert queue.run_at(4, 2) is None
+    assert queue.waiting_at(4, 2) is None
     assert [*queue] == [4, 7, 9]
     assert queue.take(4, 1) == [letter]
     assert [*queue] == [7, 9]
@@ -242,7 +242,7 @@ def test_records_are_told_apart_until_places_move() -> None:
     queue = PutBackQueue()
 
     def ends(start: int, count: int) -> int | None:
-        run = queue.run_at(start, count)
+        run = queue.waiting_at(start, count)
         return None if run is None else run.end
 
     for offset in range(6):
@@ -345,7 +345,7 @@ def check(world: PlansWorld) -> None:
     check_letter_index(world.state, group, failed)
     world.check_plans()
     for tp, queue in group.put_back.items():
-        assert sum(run.letters for run in queue.runs(100)) == len(queue), tp
+        assert sum(one.letters for one in queue.neighbours(100)) == len(queue), tp
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -263,21 +263,21 @@ class _DeliveryBuilder:
         start, end = candidate.start, candidate.start + candidate.rows
         if read.expired or candidate.attempt != 1 or candidate.deaths:
             return False
-        run = put_back_queues.run_at(self._group, tp, start, candidate.rows)
-        if run is None:
+        waiting = put_back_queues.waiting_at(self._group, tp, start, candidate.rows)
+        if waiting is None:
             return False
         refs: list[MessageRef] = [(*tp, offset) for offset in range(start, end)]
         if (
             self._ordered
             and self.changes.topic_has_fences(tp[0])
-            and any(map(self.changes.is_fenced, refs, run.keys))
+            and any(map(self.changes.is_fenced, refs, waiting.keys))
         ):
             return False
         if not self._decided.isdisjoint(refs) or not self._fits_deaths(0):
             return False
         self._decided.update(refs)
         self._rows += refs
-        self._first = self._first and run.end <= self._durable
+        self._first = self._first and waiting.end <= self._durable
         self._deliveries.append(DeliveredRange(number, start, end, 1))
         return True
 
@@ -367,7 +367,7 @@ def apply_delivered(state: State, event: Delivered, context: RecordContext) -> N
             TopicPartition(topic_id, partition),
             ValueRange(start, end, Grant(event.lease, attempt)),
         )
-    for ref in _take_runs(state, group, event):
+    for ref in _take_put_back(state, group, event):
         if passed_letters.take_from_queue(state, group, ref):
             leases.add_row(group, event.lease, ref)  # its row stays as it is
             continue
@@ -382,22 +382,22 @@ def apply_delivered(state: State, event: Delivered, context: RecordContext) -> N
             group.update_suspects(tp)
 
 
-def _take_runs(state: State, group: ConsumerGroup, event: Delivered) -> Iterator[MessageRef]:
+def _take_put_back(state: State, group: ConsumerGroup, event: Delivered) -> Iterator[MessageRef]:
     """Apply: lease letters that plans have put back, neighbours at once. Yield the
     other failed messages, each in its turn.
     """
     if not group.put_back:
         yield from event.rows
         return
-    run: list[MessageRef] = []
+    side: list[MessageRef] = []
     for ref in (*event.rows, (0, 0, 0)):
-        if run and ref != (*run[-1][:2], run[-1][2] + 1):
-            if put_back_queues.take_run(state, group, run):
-                leases.add_rows(group, event.lease, run)
+        if side and ref != (*side[-1][:2], side[-1][2] + 1):
+            if put_back_queues.take(state, group, side):
+                leases.add_rows(group, event.lease, side)
             else:
-                yield from run
-            run = []
-        run.append((ref[0], ref[1], ref[2]))
+                yield from side
+            side = []
+        side.append((ref[0], ref[1], ref[2]))
 
 
 def _apply_passed(state: State, group: ConsumerGroup, event: Delivered) -> None:

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 # of deaths than the suspects it delivers.
 SUSPECTS_SKIPPED = 64
 # failed messages of one fetch: each has a row that changes, but for letters that plans
-# have put back; of these, so many runs of neighbours
+# have put back: for these so many rows are read, one for neighbours of a batch
 MAX_ROWS = 1_000
 # Bytes of a fetch that each partition gets at least. Batches of partitions alternate in
 # the log, so smaller amounts would mean more reads.
@@ -257,7 +257,7 @@ class _Planner:
         self._close_rows()
 
     def _due_rows(self, letters: int) -> None:
-        most = runs = min(letters, MAX_ROWS)
+        most = reads = min(letters, MAX_ROWS)
         for tp in list(self._group.retrying):
             if self._is_stopped(tp) or not may_deliver_row(self._group, self._member, tp):
                 continue
@@ -275,19 +275,21 @@ class _Planner:
                 elif (passed := passed + 1) > SUSPECTS_SKIPPED:
                     break
             if not self._deaths:  # letters that were put back are no suspects
-                letters, runs = self._put_back(tp, letters, runs)
+                letters, reads = self._put_back(tp, letters, reads)
 
-    def _put_back(self, tp: TopicPartition, letters: int, runs: int) -> tuple[int, int]:
-        """Plan letters that plans have put back, and return how many more of them, and
-        of their runs, may be.
+    def _put_back(self, tp: TopicPartition, letters: int, reads: int) -> tuple[int, int]:
+        """Plan letters that plans have put back, and return how many more of them may
+        be, and how many more rows may be read for it.
         """
-        for ref, row, count in failed_messages.put_back_runs(self._state, self._group, tp, letters):
-            if letters <= 0 or runs <= 0 or self._full(self._size(ref, row)):
+        for ref, row, count in failed_messages.put_back_letters(
+            self._state, self._group, tp, letters
+        ):
+            if letters <= 0 or reads <= 0 or self._full(self._size(ref, row)):
                 return 0, 0
             rows = min(count, letters, self._messages)
-            letters, runs = letters - rows, runs - 1
+            letters, reads = letters - rows, reads - 1
             self._add_row(ref, row, rows)
-        return letters, runs
+        return letters, reads
 
     def _add_row(self, ref: MessageRef, row: FailedMessage, rows: int = 1) -> None:
         """Add a failed message, with those next to it that are as it is."""

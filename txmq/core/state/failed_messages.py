@@ -158,7 +158,7 @@ def due_rows(
     state: State, group: ConsumerGroup, tp: TopicPartition, now: int
 ) -> Iterator[tuple[MessageRef, FailedMessage]]:
     """Yield the messages of a partition that are due, longest due first, but for those
-    that plans have put back (`put_back_runs`).
+    that plans have put back (`put_back_letters`).
     """
     start = t.RETRY_KEY.pack(group.group_id, *tp, 0, 0)
     stop = t.RETRY_KEY.pack(group.group_id, *tp, now + 1, 0)
@@ -169,7 +169,7 @@ def due_rows(
         yield ref, row
 
 
-def put_back_runs(
+def put_back_letters(
     state: State, group: ConsumerGroup, tp: TopicPartition, most: int
 ) -> Iterator[tuple[MessageRef, FailedMessage, int]]:
     """Yield the letters of a partition that plans have put back, neighbours of a batch
@@ -179,7 +179,7 @@ def put_back_runs(
     their former batch, which is there as long as a row points at it.
     """
     queue = group.put_back.get(tp)
-    for start, count, position in () if queue is None else queue.runs(most):
+    for start, count, position in () if queue is None else queue.neighbours(most):
         ref, row = _queued(state, group, tp, start)
         if row.position == position:
             yield ref, row, count

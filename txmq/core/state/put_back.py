@@ -36,7 +36,7 @@ class PlainLetter(NamedTuple):
     key_hash: int | None = None
 
 
-class WaitingRun(NamedTuple):
+class WaitingLetters(NamedTuple):
     """Letters that wait side by side. `end` is that of the record in the log that has
     put them back, or of a later one; `keys` are their hashes in an ordered group.
     """
@@ -45,7 +45,7 @@ class WaitingRun(NamedTuple):
     keys: tuple[int | None, ...] = ()
 
 
-class BatchRun(NamedTuple):
+class Neighbours(NamedTuple):
     """Letters that wait side by side, of one batch, when they were put back."""
 
     start: int
@@ -97,7 +97,7 @@ class PutBackQueue:
         """
         self._records.append((end, len(self._offsets)))
 
-    def run_at(self, start: int, count: int) -> WaitingRun | None:
+    def waiting_at(self, start: int, count: int) -> WaitingLetters | None:
         """Return what is known of these neighbours; None = they do not wait side by
         side near the front.
         """
@@ -107,7 +107,7 @@ class PutBackQueue:
         while len(self._records) > 1 and self._records[0][1] <= self._first:
             self._records.popleft()
         end = next((end for end, behind in self._records if at + count <= behind), 0)
-        return WaitingRun(end, self._keys_at(at, count))
+        return WaitingLetters(end, self._keys_at(at, count))
 
     def _keys_at(self, at: int, count: int) -> tuple[int | None, ...]:
         if self._keys is None:
@@ -183,7 +183,7 @@ class PutBackQueue:
             if (offset := self._offsets[at]) not in gone:
                 yield offset
 
-    def runs(self, most: int) -> Iterator[BatchRun]:
+    def neighbours(self, most: int) -> Iterator[Neighbours]:
         """Yield neighbours of one batch, at most so many together, in order. The queue
         must not change meanwhile.
         """
@@ -193,10 +193,10 @@ class PutBackQueue:
             if (offset := self._offsets[at]) in gone:
                 continue
             if count and (offset != start + count or positions[at] != batch or count >= most):
-                yield BatchRun(start, count, batch)
+                yield Neighbours(start, count, batch)
                 count = 0
             if not count:
                 start, batch = offset, positions[at]
             count += 1
         if count:
-            yield BatchRun(start, count, batch)
+            yield Neighbours(start, count, batch)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from txmq.core.state import letter_cells
-from txmq.core.state.put_back import NO_KEY, PlainLetter, PutBackQueue, WaitingRun
+from txmq.core.state.put_back import NO_KEY, PlainLetter, PutBackQueue, WaitingLetters
 from txmq.model.topic_partition import TopicPartition
 
 if TYPE_CHECKING:
@@ -39,15 +39,17 @@ def plain_letter(row: FailedMessage) -> PlainLetter:
     return PlainLetter(row.plan, error, slot, row.key_hash)
 
 
-def run_at(group: ConsumerGroup, tp: TopicPartition, start: int, count: int) -> WaitingRun | None:
+def waiting_at(
+    group: ConsumerGroup, tp: TopicPartition, start: int, count: int
+) -> WaitingLetters | None:
     """Return what is known of the letters at these offsets that plans have put back;
     None = not all of them wait.
     """
     queue = group.put_back.get(tp)
-    return None if queue is None else queue.run_at(start, count)
+    return None if queue is None else queue.waiting_at(start, count)
 
 
-def take_run(state: State, group: ConsumerGroup, refs: list[MessageRef]) -> bool:
+def take(state: State, group: ConsumerGroup, refs: list[MessageRef]) -> bool:
     """Apply: neighbours that plans have put back go to a consumer. Return False if not
     all of them are such letters, near the front of their queue.
     """

@@ -1,4 +1,4 @@
-"""Letters of an ordered group that plans put back in bulk: runs that are acked in part,
+"""Letters of an ordered group that plans put back in bulk: some are acked in part,
 fail in the middle or are lost with their consumer. Each message is with one consumer at
 a time, and no key overtakes itself.
 """
@@ -40,7 +40,7 @@ TURNS = 600
 SEEDS = 4
 
 
-class RunsWorld(PlansWorld):
+class OrderedWorld(PlansWorld):
     """One consumer of an ordered group, and operators with plans."""
 
     def __init__(self, seed: int) -> None:
@@ -178,9 +178,9 @@ class RunsWorld(PlansWorld):
 
 
 def run(seed: int, monkeypatch: pytest.MonkeyPatch) -> int:
-    """Return the number of letters that went out in runs."""
+    """Return the number of letters that went out together."""
     taken: list[int] = []
-    take = put_back_queues.take_run
+    take = put_back_queues.take
 
     def counted(state: State, group: ConsumerGroup, refs: list[MessageRef]) -> bool:
         whole = take(state, group, refs)
@@ -189,8 +189,8 @@ def run(seed: int, monkeypatch: pytest.MonkeyPatch) -> int:
         return whole
 
     with monkeypatch.context() as patch:
-        patch.setattr(put_back_queues, "take_run", counted)
-        world = RunsWorld(seed)
+        patch.setattr(put_back_queues, "take", counted)
+        world = OrderedWorld(seed)
         for _ in range(TURNS):
             world.turn()
         world.check_plans()
@@ -198,13 +198,13 @@ def run(seed: int, monkeypatch: pytest.MonkeyPatch) -> int:
     return sum(taken)
 
 
-def test_runs_that_end_in_the_middle_keep_the_order_of_their_keys(
+def test_letters_that_are_acked_in_part_keep_the_order_of_their_keys(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     assert sum(run(seed, monkeypatch) for seed in range(SEEDS)) > 100
 
 
-def a_run_knows_no_keys(patch: pytest.MonkeyPatch) -> None:
+def neighbours_know_no_keys(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(FailureChanges, "dead_head", lambda *_: None)
     patch.setattr(FailureChanges, "put_back", lambda *_: None)
 
@@ -214,8 +214,8 @@ def a_queue_mixes_up_keys(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(PutBackQueue, "_keys_at", lambda *args: keys_at(*args)[::-1])
 
 
-@pytest.mark.parametrize("bug", [a_run_knows_no_keys, a_queue_mixes_up_keys])
-def test_a_planted_bug_of_runs_is_found(
+@pytest.mark.parametrize("bug", [neighbours_know_no_keys, a_queue_mixes_up_keys])
+def test_a_planted_bug_of_ordered_letters_is_found(
     bug: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bug(monkeypatch)
