@@ -13,7 +13,7 @@ from tests.bench.letters import SPAN, Die
 from tests.bench.many_letters import BATCH, GROUP, PARTITIONS, TOPIC
 from txmq.core.consumers.candidates import FetchLimits
 from txmq.core.consumers.commands import CandidateRead, Deliver, JoinGroup
-from txmq.core.consumers.fetch_planning import plan_fetch
+from txmq.core.consumers.fetch_choice import choose_candidates
 from txmq.core.events.outcome import Rejected
 from txmq.core.state.state import State
 from txmq.core.topics.topics import CreateTopic
@@ -63,7 +63,7 @@ def let_die(filler: Filler, batch: int) -> None:
     engine, first = filler.engine, batch * BATCH
     state, limits = engine.state, FetchLimits(BATCH, 1 << 30)
     generation = state.groups.by_name[GROUP].generation
-    found = plan_fetch(state, GROUP, "m", generation, engine.store.durable, limits, FIRST_AT)
+    found = choose_candidates(state, GROUP, "m", generation, engine.store.durable, limits, FIRST_AT)
     assert not isinstance(found, Rejected)
     reads = tuple(CandidateRead(candidate) for candidate in found.candidates)
     filler.submit([Deliver(GROUP, "m", generation, reads)])

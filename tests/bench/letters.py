@@ -24,7 +24,7 @@ from txmq.batch import encode, verify
 from txmq.core import machine
 from txmq.core.consumers.candidates import Candidate, FetchLimits
 from txmq.core.consumers.commands import CandidateRead, Deliver, JoinGroup
-from txmq.core.consumers.fetch_planning import plan_fetch
+from txmq.core.consumers.fetch_choice import choose_candidates
 from txmq.core.events.consumers import DeadLettered
 from txmq.core.events.outcome import Outcome, Rejected
 from txmq.core.state import failed_rows
@@ -66,7 +66,7 @@ def kill(filler: Filler, clock: list[int], count: int) -> None:
         filler.submit([StoreBatch(topic, 0, partition, data, verify(data))])
         generation = engine.state.groups.by_name["g"].generation
         limits = FetchLimits(size, 1 << 30)
-        found = plan_fetch(
+        found = choose_candidates(
             engine.state, "g", "m", generation, engine.store.durable, limits, clock[0]
         )
         if isinstance(found, Rejected):

@@ -27,7 +27,7 @@ from txmq.core.consumers.commands import (
     NackMessage,
     RequestedSettings,
 )
-from txmq.core.consumers.fetch_planning import plan_fetch
+from txmq.core.consumers.fetch_choice import choose_candidates
 from txmq.core.events.audit import OperatorActed
 from txmq.core.events.base import KINDS
 from txmq.core.events.base import encode as encode_event
@@ -130,7 +130,7 @@ class Life:
         generation = self.do(
             JoinGroup("g", "a", "a", "concurrent", topics=("t",), wanted=RequestedSettings())
         ).generation
-        found: Any = plan_fetch(
+        found: Any = choose_candidates(
             self.state, "g", "a", generation, self.log.durable, FetchLimits(3, 1 << 30), NOW
         )
         self.do(
@@ -155,7 +155,9 @@ class Life:
             JoinGroup("g", "a", "a", "concurrent", topics=("t",), wanted=RequestedSettings())
         ).generation
         limits = FetchLimits(10, 1 << 30, max_run_rows=10)
-        found: Any = plan_fetch(self.state, "g", "a", generation, self.log.durable, limits, NOW)
+        found: Any = choose_candidates(
+            self.state, "g", "a", generation, self.log.durable, limits, NOW
+        )
         reads = tuple(CandidateRead(one, unwanted=not one.wanted) for one in found.candidates)
         reply = self.do(Deliver("g", "a", generation, reads))
         return [n for one in reply.deliveries for n in range(one.start, one.end)]

@@ -33,7 +33,7 @@ from txmq.core.consumers.commands import (
     NackMessage,
     RequestedSettings,
 )
-from txmq.core.consumers.fetch_planning import plan_fetch
+from txmq.core.consumers.fetch_choice import choose_candidates
 from txmq.core.events.base import RecordContext
 from txmq.core.events.outcome import Rejected
 from txmq.core.events.topics import MessagesCopied
@@ -100,7 +100,7 @@ def bury(world: RetentionWorld, offset: int, topic: str = "t") -> None:
         JoinGroup("g", "a", "a", "concurrent", topics=(topic,), wanted=RequestedSettings())
     )
     generation = reply.generation
-    found: Any = plan_fetch(
+    found: Any = choose_candidates(
         world.state, "g", "a", generation, world.log.durable, FetchLimits(100, 1 << 30), world.now()
     )
     world.do(

@@ -28,7 +28,7 @@ from txmq.core.consumers.commands import (
     RequestedSettings,
     ReturnMessages,
 )
-from txmq.core.consumers.fetch_planning import FetchPlan, plan_fetch
+from txmq.core.consumers.fetch_choice import ChosenCandidates, choose_candidates
 from txmq.core.events.consumers import LeasesExpired, MemberLeft
 from txmq.core.events.outcome import Rejected
 from txmq.core.state import failed_messages
@@ -202,7 +202,7 @@ class Clients(ConsumersWorld):
         flood, most = group.breaker, self.random.randint(1, 6)
         probed = flood is not None and flood.lease in group.leases
         wish = FetchLimits(most, 1_000, max_run_rows=self.random.choice((0, 3, 100)))
-        found = plan_fetch(
+        found = choose_candidates(
             self.state, consumer.group, consumer.name, consumer.generation, self.end, wish, self.now
         )
         if isinstance(found, Rejected):
@@ -222,7 +222,7 @@ class Clients(ConsumersWorld):
             "a flood was let through"
         )
 
-    def receive(self, consumer: ConsumerProcess, found: FetchPlan) -> Any:
+    def receive(self, consumer: ConsumerProcess, found: ChosenCandidates) -> Any:
         reply = self.do(
             Deliver(
                 consumer.group,

@@ -28,7 +28,7 @@ from txmq.core.consumers.commands import (
     ReplayLetters,
     ResetPosition,
 )
-from txmq.core.consumers.fetch_planning import FetchPlan, plan_fetch
+from txmq.core.consumers.fetch_choice import ChosenCandidates, choose_candidates
 from txmq.core.consumers.letter_views import list_letters
 from txmq.core.events.consumers import Delivered, Returned
 from txmq.core.state import failed_messages
@@ -308,10 +308,10 @@ class Sim(StoringClients):
         self.enter(consumer)
         self.return_unprocessed(consumer)
         wish = FetchLimits(50, 10_000, max_run_rows=100)
-        found = plan_fetch(
+        found = choose_candidates(
             self.state, consumer.group, consumer.name, consumer.generation, self.end, wish, self.now
         )
-        if isinstance(found, FetchPlan):
+        if isinstance(found, ChosenCandidates):
             self.receive(consumer, found)
         while consumer.replies:
             self.arrive(consumer)

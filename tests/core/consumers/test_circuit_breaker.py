@@ -162,7 +162,7 @@ def test_a_lost_probe_is_followed_by_another(world: ConsumersWorld) -> None:
 
 def test_a_plan_from_before_the_opening_is_not_delivered(world: ConsumersWorld) -> None:
     world.publish("t", 20, 21)
-    planned = world.plan("a")
+    planned = world.choose("a")
     for offset in range(3):
         world.nack("a", offset, failure=AWAY)
     assert world.deliver("a", world.generation(), planned) == []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.core.consumers.world import BATCH, QUICK, ConsumersWorld, Received
-from txmq.core.consumers import fetch_planning
+from txmq.core.consumers import fetch_choice
 from txmq.core.consumers.candidates import CandidateSource
 from txmq.core.consumers.commands import (
     AckMessages,
@@ -51,19 +51,20 @@ def test_neighbouring_batches_are_joined_to_runs(world: ConsumersWorld) -> None:
     world.publish("t", 1, partition=1)
     world.join("a")
     shapes = [
-        (c.partition, c.base_offset, c.first_row, c.rows) for c in world.plan("a", run=4).candidates
+        (c.partition, c.base_offset, c.first_row, c.rows)
+        for c in world.choose("a", run=4).candidates
     ]
     assert shapes == [(1, 0, 0, 1), (0, 0, 0, 4), (0, 4, 0, 1), (0, 5, 0, 4)]
-    assert [len(c.batches) for c in world.plan("a", run=4).candidates] == [1, 3, 1, 1]
-    assert [(c.partition, c.rows) for c in world.plan("a", run=100, most=8).candidates] == [
+    assert [len(c.batches) for c in world.choose("a", run=4).candidates] == [1, 3, 1, 1]
+    assert [(c.partition, c.rows) for c in world.choose("a", run=100, most=8).candidates] == [
         (1, 1),
         (0, 7),
     ]
-    (pick,) = world.read_candidates(world.plan("a", run=100, most=8).candidates[1:])
+    (pick,) = world.read_candidates(world.choose("a", run=100, most=8).candidates[1:])
     assert world.do(Deliver("g", "a", 1, (pick,))).deliveries == ((0, 0, 7, 1),)
     assert [
         (c.partition, c.base_offset, c.first_row, c.rows)
-        for c in world.plan("a", run=100).candidates
+        for c in world.choose("a", run=100).candidates
     ] == [
         (0, 5, 2, 2),
         (1, 0, 0, 1),
@@ -74,11 +75,11 @@ def test_a_fetch_stops_at_its_limits(world: ConsumersWorld) -> None:
     for _ in range(4):
         world.publish("t", 1, 2, 3)
     world.join("a")
-    assert [c.rows for c in world.plan("a", most=7).candidates] == [3, 3, 1]
-    assert [c.rows for c in world.plan("a", size=2 * BATCH).candidates] == [3, 3]
-    assert [c.rows for c in world.plan("a", size=1).candidates] == [3], "one always goes"
+    assert [c.rows for c in world.choose("a", most=7).candidates] == [3, 3, 1]
+    assert [c.rows for c in world.choose("a", size=2 * BATCH).candidates] == [3, 3]
+    assert [c.rows for c in world.choose("a", size=1).candidates] == [3], "one always goes"
     assert world.offsets("a", most=7) == list(range(7))
-    first = world.plan("a", most=3).candidates
+    first = world.choose("a", most=3).candidates
     assert [(c.base_offset, c.first_row, c.rows) for c in first] == [(6, 1, 2), (9, 0, 1)]
 
 
@@ -96,13 +97,13 @@ def test_retries_of_one_large_batch_count_as_one_batch_of_a_fetch(
     world.now += 10 * SECOND
 
     def planned(size: int) -> list[tuple[int, int]]:
-        return [(c.start, c.rows) for c in world.plan("a", size=size).candidates]
+        return [(c.start, c.rows) for c in world.choose("a", size=size).candidates]
 
     assert planned(BATCH) == [(0, 1)], "each piece goes out with its whole batch"
-    monkeypatch.setattr(fetch_planning, "SINGLE_ROW_BYTES", BATCH - 1)
+    monkeypatch.setattr(fetch_choice, "SINGLE_ROW_BYTES", BATCH - 1)
     assert planned(BATCH) == [(0, 1), (2, 2)]
     assert planned(2 * BATCH) == [(0, 1), (2, 2), (4, 4)]
-    monkeypatch.setattr(fetch_planning, "MAX_ROWS", 3)
+    monkeypatch.setattr(fetch_choice, "MAX_ROWS", 3)
     assert planned(2 * BATCH) == [(0, 1), (2, 2)]
 
 
@@ -111,8 +112,8 @@ def test_messages_are_delivered_once_they_are_durable(world: ConsumersWorld) -> 
     durable = world.end
     world.publish("t", 2)
     world.join("a")
-    assert [c.start for c in world.plan("a", durable=durable).candidates] == [0]
-    assert not world.plan("a", durable=durable - 1).candidates
+    assert [c.start for c in world.choose("a", durable=durable).candidates] == [0]
+    assert not world.choose("a", durable=durable - 1).candidates
 
 
 def test_a_first_delivery_need_not_wait_for_the_disk_a_later_one_must(
@@ -130,11 +131,11 @@ def test_a_first_delivery_need_not_wait_for_the_disk_a_later_one_must(
 def test_a_delivery_checks_its_plan_again(world: ConsumersWorld) -> None:
     world.publish("t", 1, 2)
     world.join("a")
-    found = world.plan("a")
+    found = world.choose("a")
     assert world.deliver("a", 1, found) == [Received("t", 0, 0, 1), Received("t", 0, 1, 1)]
     assert world.deliver("a", 1, found) == [], "somebody else was quicker"
     world.publish("t", 3)
-    found = world.plan("a")
+    found = world.choose("a")
     world.do(PauseGroup("g", paused=True))
     assert world.deliver("a", 1, found) == []
 
@@ -143,7 +144,7 @@ def test_a_candidate_behind_a_gap_is_left_out(world: ConsumersWorld) -> None:
     world.publish("t", 1)
     world.publish("t", 2)
     world.join("a")
-    _first, second = world.read_candidates(world.plan("a").candidates)
+    _first, second = world.read_candidates(world.choose("a").candidates)
     assert world.do(Deliver("g", "a", 1, (second,))).deliveries == ()
 
 
@@ -252,7 +253,7 @@ def test_a_candidate_names_its_batch(world: ConsumersWorld) -> None:
     world.publish("t", 1, 2, 3)
     world.join("a")
     world.fetch("a", most=1)
-    (candidate,) = world.plan("a").candidates
+    (candidate,) = world.choose("a").candidates
     assert (candidate.source, candidate.base_offset, candidate.first_row, candidate.rows) == (
         CandidateSource.LIVE,
         0,
@@ -281,9 +282,9 @@ def test_messages_of_topics_that_a_member_excludes_are_not_planned() -> None:
         world.publish(topic, 4)
 
     def planned(*without: str) -> set[int]:
-        return {candidate.topic_id for candidate in world.plan("a", without=without).candidates}
+        return {candidate.topic_id for candidate in world.choose("a", without=without).candidates}
 
-    sources = {candidate.source for candidate in world.plan("a", without=("u",)).candidates}
+    sources = {candidate.source for candidate in world.choose("a", without=("u",)).candidates}
     assert sources == {CandidateSource.LIVE, CandidateSource.REDELIVER, CandidateSource.FAILED}
     assert planned() == {1, 2}
     assert planned("t") == {2}

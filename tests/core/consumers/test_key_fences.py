@@ -17,7 +17,7 @@ from txmq.core.consumers.commands import (
     ReplayLetters,
     RequestedSettings,
 )
-from txmq.core.consumers.fetch_planning import FetchPlan
+from txmq.core.consumers.fetch_choice import ChosenCandidates
 from txmq.core.consumers.key_fences import (
     FENCES_PER_FETCH,
     LIFTED,
@@ -307,11 +307,11 @@ def test_a_candidate_without_keys_is_left_out_if_a_fence_was_raised_meanwhile(
     world.publish("t", 7)
     world.fetch("a")
     world.publish("t", 7)
-    found = world.plan("a")
+    found = world.choose("a")
     assert not found.candidates[0].needs_keys
     world.nack("a", 0)
     assert world.deliver("a", world.generation(), found) == []
-    assert world.plan("a").candidates[0].needs_keys
+    assert world.choose("a").candidates[0].needs_keys
 
 
 def test_every_state_of_a_fence_has_its_steps() -> None:
@@ -346,7 +346,7 @@ def test_a_full_chain_stops_its_partition_and_others_flow() -> None:
     ]
     assert fences(world) == {7: (DEAD, 0, 2)}
     assert full(world)
-    assert world.plan("a") == FetchPlan()
+    assert world.choose("a") == ChosenCandidates()
     since = len(world.log)
     assert world.fetch("a") == []
     assert not world.events(since)

@@ -19,7 +19,7 @@ from txmq.core.consumers import (
     circuit_breaker,
     delivery,
     failures,
-    fetch_planning,
+    fetch_choice,
     key_fences,
     leases,
     store_reports,
@@ -136,7 +136,7 @@ def deaths_do_not_survive_the_broker(patch: pytest.MonkeyPatch) -> None:
 
 
 def no_look_at_the_generation(patch: pytest.MonkeyPatch) -> None:
-    for module in (fetch_planning, delivery):
+    for module in (fetch_choice, delivery):
         patch.setattr(
             module,
             "find_current_member",
@@ -162,11 +162,11 @@ def no_hold_back_behind_older_leases(patch: pytest.MonkeyPatch) -> None:
 
 
 def no_wait_for_the_member_before(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(fetch_planning, "held_by_others", lambda *_: False)
+    patch.setattr(fetch_choice, "held_by_others", lambda *_: False)
 
 
 def new_before_what_came_back(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(fetch_planning._Planner, "_redeliveries", lambda *_: True)
+    patch.setattr(fetch_choice._Chooser, "_redeliveries", lambda *_: True)
     patch.setattr(
         delivery._DeliveryBuilder,
         "_is_next_live",

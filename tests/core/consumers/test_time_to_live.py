@@ -104,7 +104,7 @@ def test_a_fetch_of_only_expired_messages_leases_nothing_and_plans_again(
     world.publish("t", 1)
     world.join("a")
     world.expire(0)
-    picks = world.read_candidates(world.plan("a").candidates)
+    picks = world.read_candidates(world.choose("a").candidates)
     reply = world.do(Deliver("g", "a", world.generation(), picks))
     assert (reply.lease, reply.deliveries, reply.again) == (0, (), True)
     assert not world.group().leases
@@ -154,7 +154,7 @@ def test_unwanted_batches_are_passed_unread_even_behind_a_fence(world: ExpiringW
     assert world.offsets("a", most=2) == [0, 1]
     world.nack("a", 0)
     world.ack("a", (1, 2))
-    candidates = world.plan("a").candidates
+    candidates = world.choose("a").candidates
     assert [c.needs_keys for c in candidates] == [True] * 3
     keys = world.read_candidates(candidates)
     picks = tuple(

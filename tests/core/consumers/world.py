@@ -17,7 +17,7 @@ from txmq.core.consumers.commands import (
     RequestedSettings,
     ReturnMessages,
 )
-from txmq.core.consumers.fetch_planning import FetchPlan, plan_fetch
+from txmq.core.consumers.fetch_choice import ChosenCandidates, choose_candidates
 from txmq.core.events.base import Booted
 from txmq.core.events.outcome import Rejected
 from txmq.core.events.topics import BatchStored
@@ -118,7 +118,7 @@ class ConsumersWorld(Driver):
     def _keys(self, c: Candidate) -> tuple[int | None, ...]:
         return tuple(self.keys[c.topic_id, c.partition, c.start + row] for row in range(c.rows))
 
-    def plan(
+    def choose(
         self,
         member: str,
         *,
@@ -130,7 +130,7 @@ class ConsumersWorld(Driver):
     ) -> Any:
         left_out = frozenset(self.state.topics[topic].topic_id for topic in without)
         durable = self.end if durable is None else durable
-        return plan_fetch(
+        return choose_candidates(
             self.state,
             "g",
             member,
@@ -145,14 +145,16 @@ class ConsumersWorld(Driver):
     ) -> Any:
         """Return the messages that the member gets, or a Rejected."""
         generation = self.generation(group) if generation is None else generation
-        found = plan_fetch(
+        found = choose_candidates(
             self.state, group, member, generation, self.end, FetchLimits(most, EVERYTHING), self.now
         )
         if isinstance(found, Rejected):
             return found
         return self.deliver(member, generation, found, group)
 
-    def deliver(self, member: str, generation: int, found: FetchPlan, group: str = "g") -> Any:
+    def deliver(
+        self, member: str, generation: int, found: ChosenCandidates, group: str = "g"
+    ) -> Any:
         if not found.candidates and not found.fences_can_advance:
             return []
         picks = self.read_candidates(found.candidates)
@@ -175,7 +177,7 @@ class ConsumersWorld(Driver):
         """Return True if the member's next delivery may be answered before it is
         durable, when the log is `durable` up to there.
         """
-        picks = self.read_candidates(self.plan(member).candidates)
+        picks = self.read_candidates(self.choose(member).candidates)
         outcome = machine.decide(
             self.state, Deliver("g", member, self.generation(), picks, durable), self.now
         )

@@ -15,7 +15,7 @@ from tests.core.consumers.invariants import (
 from tests.core.consumers.world import rows
 from tests.core.replay.world import PlansWorld
 from txmq.core import machine
-from txmq.core.consumers import fetch_planning, letter_views
+from txmq.core.consumers import fetch_choice, letter_views
 from txmq.core.consumers.commands import ResetPosition
 from txmq.core.consumers.letter_selection import LetterScan, LetterSelection
 from txmq.core.consumers.letter_views import list_letters
@@ -188,7 +188,7 @@ def test_a_fetch_takes_runs_and_few_other_failed_messages(
     world: PlansWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The row of each other one changes with its delivery."""
-    monkeypatch.setattr(fetch_planning, "MAX_ROWS", 1)
+    monkeypatch.setattr(fetch_choice, "MAX_ROWS", 1)
     world.create("p", *world.letters(0, 5, None, 7), *world.letters(1))
     world.run_plan("p")
     sizes = [len(world.fetch("m", most=6)) for _ in range(4)]
@@ -209,7 +209,7 @@ def test_letters_that_retention_has_copied_go_out_from_their_copies(
         copied = RetainedMessage(1, 1, 0, offset, row.position, row.length, row.row)
         world.do(RepointMessages(((copied, (1 << 40) + 100 * offset, 10),)))
     world.run_plan("p")
-    found = [(one.start, one.rows, one.batch.position) for one in world.plan("m").candidates]
+    found = [(one.start, one.rows, one.batch.position) for one in world.choose("m").candidates]
     assert found == [(0, 1, 1 << 40), (1, 1, (1 << 40) + 100), (2, 2, batch)]
     assert world.early("m", world.end), "they are put back as before"
     assert [one.offset for one in world.fetch("m")] == [0, 1, 2, 3]

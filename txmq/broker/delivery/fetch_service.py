@@ -16,7 +16,7 @@ from txmq.broker.engine.log_reader import read_batches, read_before_damage
 from txmq.core.consumers.candidates import Candidate, CandidateSource, FetchLimits
 from txmq.core.consumers.commands import CandidateRead, Deliver, ReturnMessages
 from txmq.core.consumers.damaged_letters import SetAside, is_to_deliver
-from txmq.core.consumers.fetch_planning import FetchPlan, plan_fetch
+from txmq.core.consumers.fetch_choice import ChosenCandidates, choose_candidates
 from txmq.core.events.outcome import Rejected
 from txmq.errors import CorruptRecord
 from txmq.model.message import resolve_time
@@ -137,7 +137,7 @@ class _FetchRequest:
             without,
         )
 
-    def _readable(self, limits: FetchLimits) -> tuple[FetchPlan | Rejected, list[Batches]]:
+    def _readable(self, limits: FetchLimits) -> tuple[ChosenCandidates | Rejected, list[Batches]]:
         """Return the deliverable candidates and their batches. No damaged batch is
         skipped: its partition stands still before it.
         """
@@ -146,7 +146,7 @@ class _FetchRequest:
         set_aside = 0
         while True:
             durable, now = engine.store.durable, engine.now()
-            found = plan_fetch(engine.state, *self._member, durable, limits, now, stopped)
+            found = choose_candidates(engine.state, *self._member, durable, limits, now, stopped)
             if isinstance(found, Rejected):
                 return found, []
             paces = self._fetches.paces
@@ -264,7 +264,7 @@ class _FetchRequest:
         self, candidates: tuple[Candidate, ...], batches: list[Batches], parts: BatchParts
     ) -> int:
         """Return how many candidates fit in the reply as they are sent, one at least.
-        The plan counts stored bytes; a row of a compressed batch is sent unpacked.
+        The choice counts stored bytes; a row of a compressed batch is sent unpacked.
         """
         size = 0
         for number, (candidate, read) in enumerate(zip(candidates, batches, strict=True)):
@@ -315,7 +315,7 @@ class _FetchRequest:
         self._reply(join_chunks(chunks, self._request.run) if self._request.run else chunks)
 
     def _restart(self) -> None:
-        """Plan again in the next turn: nothing of the plan was to be delivered, and
+        """Choose again in the next turn: nothing chosen was to be delivered, and
         much more of that kind may follow. A connection that was lost meanwhile would
         get leases that its member does not know of.
         """

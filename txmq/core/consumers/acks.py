@@ -71,7 +71,7 @@ def decide_ack(state: State, command: AckMessages, now: int) -> Outcome | Reject
     for ref in rows:
         if ref[0] in group.fences:
             changes.processed(ref, failed_messages.key_of(state, group, ref))
-    return Outcome((Acked(group.group_id, ranges, rows, *changes.parts()),), reply)
+    return Outcome((Acked(group.group_id, ranges, rows, *changes.fields()),), reply)
 
 
 def _unprocessed(

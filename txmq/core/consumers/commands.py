@@ -161,7 +161,7 @@ class Deliver(NamedTuple):
     """Lease these candidates to the member.
 
     Candidates that are no longer deliverable are left out. The log was `durable` up to
-    there when they were planned.
+    there when they were chosen.
     """
 
     group: str

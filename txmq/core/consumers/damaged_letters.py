@@ -40,7 +40,7 @@ def decide_set_aside(state: State, command: SetAside, now: int) -> Outcome:
     changes = FailureChanges(state, group, now)
     failure = failures.cut_failure(FailureReport(ERROR_TYPE, command.why, ERROR_TYPE))
     changes.dead_letter(command.ref, row._replace(consumer="", **failure))
-    event = DeadLettered(group.group_id, *changes.parts())
+    event = DeadLettered(group.group_id, *changes.fields())
     return Outcome((event,))
 
 

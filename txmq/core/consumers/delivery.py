@@ -1,18 +1,18 @@
-"""Deliveries: lease what was planned and read, and park messages of fenced keys.
+"""Deliveries: lease what was chosen and read, and park messages of fenced keys.
 
 The life of a message is: READY (never delivered, returned, or a retry that is due),
 LEASED, then settled or failed. Keys are compared with fences at delivery, so a message
 of a fenced key is parked and never leased. One fetch is one event.
 
-A delivery checks each candidate again, because the command may come later than its
-plan.
+A delivery checks each candidate again, because the command may come later than they
+were chosen.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from txmq.core.consumers import circuit_breaker, fetch_planning, key_fences, leases, poison
+from txmq.core.consumers import circuit_breaker, fetch_choice, key_fences, leases, poison
 from txmq.core.consumers.authorization import find_current_member
 from txmq.core.consumers.candidates import Candidate, CandidateSource
 from txmq.core.consumers.commands import CandidateRead, Deliver
@@ -54,7 +54,7 @@ class DeliveredRange(NamedTuple):
 class DeliverReply(NamedTuple):
     """The messages of one fetch. Lease 0 = nothing was leased.
 
-    `again`: key fences or expired messages moved on, so plan once more before waiting.
+    `again`: key fences or expired messages moved on: choose once more before waiting.
     """
 
     lease: int
@@ -131,10 +131,10 @@ class _DeliveryBuilder:
         if group.is_stopped(tp):
             return False
         if failed:
-            return fetch_planning.may_deliver_row(group, member, tp)
+            return fetch_choice.may_deliver_row(group, member, tp)
         if tp not in member.partitions:
             return False
-        return not (self._ordered and fetch_planning.held_by_others(group, member, tp))
+        return not (self._ordered and fetch_choice.held_by_others(group, member, tp))
 
     def _is_deliverable(self, read: CandidateRead, tp: TopicPartition) -> bool:
         candidate, position = read.candidate, self._group.positions[tp]
@@ -291,7 +291,7 @@ class _DeliveryBuilder:
             or row.token
             or row.due > self._now
             or ref in group.leased_rows
-            or fetch_planning.is_for_others(group, self._member, tp, row)
+            or fetch_choice.is_for_others(group, self._member, tp, row)
         ):
             return
         if ref in self._decided or self.changes.is_fenced(ref, row.key_hash):
@@ -300,7 +300,7 @@ class _DeliveryBuilder:
         if offset in read.expired:
             self._expired_rows.append(ref)
             self.changes.processed(ref, row.key_hash)
-        elif fetch_planning.is_exhausted(group, tp, row):
+        elif fetch_choice.is_exhausted(group, tp, row):
             self.changes.dead_letter(ref, poison.dead_letter_row(row))
         elif row.deaths == read.candidate.deaths and self._fits_deaths(row.deaths):
             self._rows.append(ref)
@@ -331,7 +331,7 @@ class _DeliveryBuilder:
         isolated = self._deaths >= failed_messages.ISOLATED_AFTER
         event = Delivered(
             group.group_id, lease, self._member.name, deadline, isolated, tuple(self._ranges),
-            tuple(self._rows), *self.changes.parts(), tuple(self._stops), tuple(self._expired),
+            tuple(self._rows), *self.changes.fields(), tuple(self._stops), tuple(self._expired),
             tuple(self._expired_rows), tuple(self._unwanted), self._deaths,
         )  # fmt: skip
         first = not self._deaths and all(delivery.attempt == 1 for delivery in self._deliveries)

@@ -177,7 +177,7 @@ def _fail(
             changes.dead_letter(ref, row)
         else:
             changes.retry(ref, row, now + (delay if command.delay is None else command.delay))
-    moves, fences = changes.parts()
+    moves, fences = changes.fields()
     after = moves[0].row
     event: DeadLettered | Retried
     if after.kind == FailedKind.LETTER:
@@ -342,7 +342,7 @@ def _change_letters(
             refused.append((*letter, reason))
         else:
             done.append(letter)
-    event = kind(group.group_id, *changes.parts(), command.by)
+    event = kind(group.group_id, *changes.fields(), command.by)
     return Outcome((event,) if changes else (), LettersReply(tuple(done), tuple(refused)))
 
 

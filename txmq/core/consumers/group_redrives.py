@@ -127,8 +127,8 @@ def decide_give(state: State, command: GiveLetters, now: int) -> Outcome | Rejec
         group.group_id,
         other.group_id,
         tuple((*ref, one.span is not None) for ref, one in done),
-        theirs.parts(),
-        ours.parts(),
+        theirs.fields(),
+        ours.fields(),
         command.by,
         failures.cut_reason(command.reason),
     )

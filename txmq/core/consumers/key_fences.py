@@ -170,16 +170,16 @@ def advance(
 def advance_waiting(
     state: State, group: ConsumerGroup, now: int
 ) -> tuple[tuple[Move, ...], tuple[FenceChange, ...]]:
-    """Return the next steps that waiting fences can make by now."""
-    steps = list(islice(waiting_steps(state, group, now), FENCES_PER_FETCH))
-    moves = tuple(move for moved, _changes in steps for move in moved)
-    return moves, tuple(change for _moves, changes in steps for change in changes)
+    """Return the changes of waiting fences that can go on by now."""
+    found = list(islice(waiting_advances(state, group, now), FENCES_PER_FETCH))
+    moves = tuple(move for moved, _changes in found for move in moved)
+    return moves, tuple(change for _moves, changes in found for change in changes)
 
 
-def waiting_steps(
+def waiting_advances(
     state: State, group: ConsumerGroup, now: int
 ) -> Iterator[tuple[tuple[Move, ...], tuple[FenceChange, ...]]]:
-    """Yield the steps that waiting fences can make by now.
+    """Yield the changes of each waiting fence that can go on by now.
 
     There may be very many fences, and a consumer may keep those of a partition waiting
     for long. They hold up no fence of another partition.
@@ -218,7 +218,7 @@ class FailureChanges:
         self._open_leases = OpenLeases(group)
         self._parked: Counter[tuple[int, int | None]] = Counter()
 
-    def parts(self) -> tuple[tuple[Move, ...], tuple[FenceChange, ...]]:
+    def fields(self) -> tuple[tuple[Move, ...], tuple[FenceChange, ...]]:
         """Return the fields `moves` and `fences` of the event."""
         return tuple(self._moves), tuple(self._fences.values())
 
@@ -355,7 +355,7 @@ class FailureChanges:
         self._fences[ref[0], key_hash] = changes[0] if changes else waiting
 
     def advance(self) -> None:
-        """Add the steps that waiting fences can make by now."""
+        """Add the changes of waiting fences that can go on by now."""
         moves, changes = advance_waiting(self._state, self._group, self._now)
         self._moves += moves
         self._fences.update({(change.topic_id, change.key_hash): change for change in changes})

@@ -102,7 +102,7 @@ def decide_redrive(state: State, command: RedriveLetters, now: int) -> Outcome |
         (one.copy.partition, receipt.offset) for one, receipt in zip(found, receipts, strict=True)
     ]
     copies = tuple((*one.ref, *place) for one, place in zip(found, places, strict=True))
-    moved = changes.parts()
+    moved = changes.fields()
     event = LettersRedriven(
         group.group_id, to.topic_id, copies, *moved, command.by, failures.cut_reason(command.reason)
     )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from txmq.core.consumers import failures, fetch_planning, key_fences
+from txmq.core.consumers import failures, fetch_choice, key_fences
 from txmq.core.consumers.authorization import find_group, find_member
 from txmq.core.consumers.key_fences import FailureChanges
 from txmq.core.events.letters import LetterTried
@@ -56,7 +56,7 @@ def decide_try(state: State, command: TryLetter, now: int) -> Outcome | Rejected
         message = f"dead letter {place} of {command.group!r} cannot be tried: {reason}"
         return Rejected(Conflict, message, "see txmq dlq show and txmq group show")
     changes.retry(ref, failed_rows.replayed_row(row)._replace(trial_by=command.member), now)
-    event = LetterTried(group.group_id, *changes.parts(), command.by)
+    event = LetterTried(group.group_id, *changes.fields(), command.by)
     return Outcome((event,), TrialReply(row.number))
 
 
@@ -69,7 +69,7 @@ def _obstacle(
 ) -> str:
     """Return why the member would not get the letter now; "" = it would."""
     tp = TopicPartition(ref[0], ref[1])
-    if not fetch_planning.may_try(group, member, tp):
+    if not fetch_choice.may_try(group, member, tp):
         what = "has not this partition" if group.ordered else "does not read this topic"
         return f"{member!r} {what}"
     if changes.is_fenced(ref, row.key_hash):

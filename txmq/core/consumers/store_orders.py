@@ -117,7 +117,9 @@ def decide_drop(state: State, command: DropStored, now: int) -> Outcome | Reject
     reason = failures.cut_reason(command.reason)
     for ref, row in sorted(chosen.found, key=lambda item: (item[1].visible_at, item[0])):
         changes.drop(ref, row, reason)
-    event = StoreMessagesDropped(chosen.group.group_id, command.store, *changes.parts(), command.by)
+    event = StoreMessagesDropped(
+        chosen.group.group_id, command.store, *changes.fields(), command.by
+    )
     return Outcome((event,) if changes else (), chosen.reply)
 
 

@@ -473,7 +473,7 @@ class _Report:
         command, store = self._command, self._store
         owner = (command.member, instance, command.host) if command.member else ("", "", "")
         known = None if store is None else (store.member, store.instance, store.host)
-        moves, fences = self._changes.parts()
+        moves, fences = self._changes.fields()
         settled, failed = tuple(self._settled), tuple(self._failed)
         event = StoreReported(
             self._group.group_id, command.store, *owner, settled, moves, fences, failed,

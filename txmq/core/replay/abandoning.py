@@ -120,7 +120,7 @@ def decide_step(state: State, command: AbandonNextLetters, now: int) -> Outcome:
     if cursor == plan.cursor:
         return Outcome((PlanMoved(plan.plan_id, PlanState.DONE, plan.why, ""),), AdvanceReply(0))
     ids = (plan.plan_id, group.group_id)
-    moves, fences = passed.changes.parts()
+    moves, fences = passed.changes.fields()
     skipped = tuple(passed.skipped)
     event = PlanLettersAbandoned(*ids, cursor, passed.letters, moves, fences, skipped)
     return Outcome((event,), AdvanceReply(passed.letters, more=True))

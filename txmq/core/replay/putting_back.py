@@ -78,7 +78,7 @@ def decide_advance(state: State, command: AdvancePlan, now: int) -> Outcome:
         why = f"the log has lost {plan.count(LetterOutcome.PLANNED)} of its letters"
         return Outcome((PlanMoved(plan.plan_id, PlanState.CANCELLED, why, ""),), AdvanceReply(0))
     ids = (plan.plan_id, group.group_id)
-    event = PlanPutBack(*ids, cursor, planned.replayed, *changes.parts(), tuple(skipped))
+    event = PlanPutBack(*ids, cursor, planned.replayed, *changes.fields(), tuple(skipped))
     return Outcome((event,), AdvanceReply(planned.replayed, more=True))
 
 

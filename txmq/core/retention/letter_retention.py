@@ -59,7 +59,7 @@ def decide_expire(state: State, command: ExpireLetters, now: int) -> Outcome:
             if row.kind == FailedKind.LETTER:
                 changes.processed(ref, row.key_hash)
     following = letters[-1][0] if len(letters) == STEP_LETTERS else 0
-    event = LettersExpired(group.group_id, tuple(expired), *changes.parts())
+    event = LettersExpired(group.group_id, tuple(expired), *changes.fields())
     return Outcome((event,) if expired else (), following)
 
 

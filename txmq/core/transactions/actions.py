@@ -260,4 +260,4 @@ def _settle_replay(
         return
     made = FailureChanges(state, group, context.stored_at)
     made.retry(ref, failed_rows.replayed_row(row), context.stored_at)
-    key_fences.apply_changes(state, group, *made.parts(), context.stored_at)
+    key_fences.apply_changes(state, group, *made.fields(), context.stored_at)

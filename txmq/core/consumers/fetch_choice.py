@@ -1,6 +1,6 @@
-"""Plans of fetches: the batches and rows that a member could get now.
+"""Candidates of a fetch: the batches and rows that a member could get now.
 
-The engine reads the planned batches, and `delivery` leases them.
+The engine reads the chosen batches, and `delivery` leases them.
 
 The order within a partition is: redeliveries by offset, then messages that were never
 delivered. An ordered group passes nothing over, and a partition that came from another
@@ -47,16 +47,16 @@ MAX_ROWS = 1_000
 MIN_PARTITION_BYTES = 256 << 10
 
 
-class FetchPlan(NamedTuple):
+class ChosenCandidates(NamedTuple):
     """The candidates of one fetch. `fences_can_advance`: a delivery is worthwhile even
-    without candidates, because key fences can make a step.
+    without candidates, because key fences can go on.
     """
 
     candidates: tuple[Candidate, ...] = ()
     fences_can_advance: bool = False
 
 
-def plan_fetch(
+def choose_candidates(
     state: State,
     group: str,
     member: str,
@@ -65,41 +65,40 @@ def plan_fetch(
     limits: FetchLimits,
     now: int,
     excluded: Collection[TopicPartition] = (),
-) -> FetchPlan | Rejected:
+) -> ChosenCandidates | Rejected:
     """Return the batches to read for one fetch.
 
-    The plan has batches of at most `limits.max_bytes` in all, or one larger batch. It
-    covers what is visible at the log position `durable`, without the `excluded`
-    partitions.
+    They have at most `limits.max_bytes` in all, or are one larger batch, and are
+    visible at the log position `durable`. Partitions that are `excluded` have none.
     """
     found = find_current_member(state, group, member, generation)
     if isinstance(found, Rejected):
         return found
     if found[0].paused:
-        return FetchPlan()
-    steps = fences_can_advance(state, found[0], now)
+        return ChosenCandidates()
+    fences = fences_can_advance(state, found[0], now)
     if poison.holds_isolated(*found) or not circuit_breaker.allows(found[0], 1, now):
-        return FetchPlan(fences_can_advance=steps)
+        return ChosenCandidates(fences_can_advance=fences)
     probing = found[0].breaker is not None
     if probing:
         limits = limits._replace(max_messages=1)
-    planner = _Planner(state, *found, durable, now, limits, excluded)
-    if planner.suspects():
-        return FetchPlan(tuple(planner.candidates), steps)
+    chooser = _Chooser(state, *found, durable, now, limits, excluded)
+    if chooser.suspects():
+        return ChosenCandidates(tuple(chooser.candidates), fences)
     if probing:
-        planner.partitions()  # a message that has not failed yet is the better probe
-    planner.due_rows(max(1, limits.max_messages // 2))
+        chooser.partitions()  # a message that has not failed yet is the better probe
+    chooser.due_rows(max(1, limits.max_messages // 2))
     if not probing:
-        planner.partitions()
-    return FetchPlan(tuple(planner.candidates), steps)
+        chooser.partitions()
+    return ChosenCandidates(tuple(chooser.candidates), fences)
 
 
 def fences_can_advance(state: State, group: ConsumerGroup, now: int) -> bool:
-    """Return True if a waiting key fence can make its next step."""
+    """Return True if a waiting key fence can go on."""
     return (
         bool(group.waiting_fences)
         and not group.paused
-        and next(key_fences.waiting_steps(state, group, now), None) is not None
+        and next(key_fences.waiting_advances(state, group, now), None) is not None
     )
 
 
@@ -155,7 +154,7 @@ def is_exhausted(group: ConsumerGroup, tp: TopicPartition, row: FailedMessage) -
     return group.max_attempts is not None and row.attempt >= group.max_attempts
 
 
-class _Planner:
+class _Chooser:
     """Collector of candidates, until the fetch is full."""
 
     def __init__(
@@ -173,8 +172,8 @@ class _Planner:
         self._limits, self._excluded = limits, excluded
         self._messages, self._bytes = limits.max_messages, limits.max_bytes
         self._rest = 0  # bytes reserved for the partitions that follow
-        self._deaths = 0  # of each suspect in the plan
-        # Positions of large batches of which single rows are in the plan.
+        self._deaths = 0  # of each suspect that is chosen
+        # Positions of large batches of which single rows are chosen.
         self._single_row_batches: set[int] = set()
         self.candidates: list[Candidate] = []
         # Failed messages that stand side by side in one batch, to be one candidate: the
@@ -188,7 +187,7 @@ class _Planner:
         )
 
     def suspects(self) -> bool:
-        """Plan redeliveries of suspects; return True if nothing else may be delivered
+        """Choose redeliveries of suspects; return True if nothing else may be delivered
         now.
         """
         group = self._group
@@ -203,7 +202,7 @@ class _Planner:
         return bool(self.candidates)
 
     def _isolated(self) -> bool:
-        """Plan one isolated message if the member holds nothing; return True if one
+        """Choose one isolated message if the member holds nothing; return True if one
         waits.
         """
         group = self._group
@@ -231,9 +230,9 @@ class _Planner:
         return mine and not (self._group.ordered and held_by_others(self._group, self._member, tp))
 
     def _fits_deaths(self, deaths: int) -> bool:
-        """Return True if messages with so many deaths may join the plan.
+        """Return True if messages with so many deaths may be chosen, too.
 
-        The first message in the plan sets the number.
+        The first one that is chosen sets the number.
         """
         if self.candidates or self._rows or not deaths:
             return deaths == self._deaths
@@ -252,7 +251,7 @@ class _Planner:
         return closed or unwanted or self._group.is_stopped(tp)
 
     def due_rows(self, most: int) -> None:
-        """Plan at most `most` failed messages that are due."""
+        """Choose at most `most` failed messages that are due."""
         self._due_rows(most)
         self._close_rows()
 
@@ -278,7 +277,7 @@ class _Planner:
                 letters, reads = self._put_back(tp, letters, reads)
 
     def _put_back(self, tp: TopicPartition, letters: int, reads: int) -> tuple[int, int]:
-        """Plan letters that plans have put back, and return how many more of them may
+        """Choose letters that plans have put back, and return how many more of them may
         be, and how many more rows may be read for it.
         """
         for ref, row, count in failed_messages.put_back_letters(
@@ -347,7 +346,7 @@ class _Planner:
         return 0 if together else row.length
 
     def partitions(self) -> None:
-        """Plan messages of the member's partitions, in a rotating order.
+        """Choose messages of the member's partitions, in a rotating order.
 
         The rotation prevents that one partition is always last.
         """
@@ -380,13 +379,13 @@ class _Planner:
         return min(end, ahead) if stop is None else min(end, ahead, stop)
 
     def _redeliveries(self, tp: TopicPartition, position: GroupPosition) -> bool:
-        """Plan the redeliveries of a partition; return True if all of them fit."""
+        """Choose the redeliveries of a partition; return True if all of them fit."""
         limit = self._group.max_attempts if position.redeliver else None
         complete = True
         for start, end, redelivery in position.redeliver:
             if limit is not None and redelivery.attempt > limit:
                 self._range(CandidateSource.EXHAUSTED, tp, start, end, redelivery)
-                complete = False  # its key may get a fence, so later messages are planned afresh
+                complete = False  # its key may get a fence, so later ones are chosen afresh
             elif redelivery.deaths:
                 complete = False
             else:
@@ -403,7 +402,7 @@ class _Planner:
         end: int,
         redelivery: Redelivery,
     ) -> bool:
-        """Plan the messages of [start, end); return True if all of them fit."""
+        """Choose the messages of [start, end); return True if all of them fit."""
         if start >= end:
             return True
         needs_keys = source is CandidateSource.EXHAUSTED or (
@@ -433,11 +432,11 @@ class _Planner:
                 return False
             first = start - base if base < start else 0
             rows = (count if base + count <= end else end - base) - first
-            planned = min(rows, self._messages)
-            self._messages -= planned
+            chosen = min(rows, self._messages)
+            self._messages -= chosen
             self._bytes = left = left - length
             wanted = length > 0 and (not tags or bool(tag_filter & tags))
-            run.add(base, first, planned, entry, wanted=wanted)
-            if planned < rows:
+            run.add(base, first, chosen, entry, wanted=wanted)
+            if chosen < rows:
                 return False
         return True
