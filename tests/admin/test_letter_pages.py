@@ -207,7 +207,7 @@ def test_a_plan_is_made_checked_started_and_ended(console: ConsoleInMemory) -> N
     counted = console.get("/plan/new?group=g&filter=fingerprint:f3&name=p-1")
     assert "letters of group g match" in counted.text
     made = console.act("plan.create", name="p-1", group="g", filter="fingerprint:f3", rate="0.5",
-                       canary="1", hold="yes")  # fmt: skip
+                       canary="1", pause="yes")  # fmt: skip
     assert made.status == 200, made.text
     console.broker.pass_time(1)
     page = console.get("/plans/p-1")

@@ -32,7 +32,7 @@ def test_a_plan_goes_from_its_creation_to_its_end(broker: str) -> None:
         billing.dead_letters("billing", "bills", 5)
     made = reply(
         "plan", "create", "billing", "--all", "--name", "p", "--rate", "0", "--canary", "2",
-        "--ramp", "0", "--hold", "--second-approver", "--operator", "ada", broker=broker,
+        "--ramp", "0", "--pause", "--second-approver", "--operator", "ada", broker=broker,
     )  # fmt: skip
     assert (made["state"], made["letters"], made["planned"]) == ("planned", 5, 5)
     assert reply("plan", "check", "p", broker=broker)["would_replay"] == 5

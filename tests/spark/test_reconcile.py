@@ -446,7 +446,7 @@ def test_what_could_not_be_written_in_the_end_is_refused_at_the_beginning(
         dsn = ["--dsn=host=nowhere"] if "." in option else ["--dsn="]
         assert reconcile_main([*asked, *dsn, option]) == 1
         assert says in capsys.readouterr().err
-    for option in ("--name=n", "--rate=5", "--ramp=0", "--canary=3", "--hold"):
+    for option in ("--name=n", "--rate=5", "--ramp=0", "--canary=3", "--pause"):
         assert replay_main(["--plan=p", "--to-topic=t", option]) == 1
         told = capsys.readouterr().err
         assert told.startswith(f"txmq: {option.partition('=')[0]}: ")

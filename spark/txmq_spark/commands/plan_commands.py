@@ -155,7 +155,7 @@ def run_replay(options: Namespace) -> int:
             "rate": RATE if options.rate is None else options.rate,
             "ramp_s": RAMP_S if options.ramp is None else options.ramp,
             "canary": options.canary or 0,
-            "hold": bool(options.hold),
+            "pause": bool(options.pause),
         }
         wanted = ReplayOptions(
             options.url, options.name, settings, options.operator, wait=not options.no_wait
@@ -173,7 +173,7 @@ def _refuse_options_in_place(options: Namespace) -> None:
             "what is sent to a topic is named by the plan and the topic, so that it is sent once",
             hint="leave it out",
         )
-    for name in ("rate", "ramp", "canary", "hold"):
+    for name in ("rate", "ramp", "canary", "pause"):
         if getattr(options, name) is not None:
             raise ConfigError(
                 f"--{name}",
@@ -346,10 +346,10 @@ def add_replay_options(parser: ArgumentParser) -> None:
         help="the first N letters are replayed and watched before the others",
     )
     add(
-        "--hold",
+        "--pause",
         action="store_true",
         default=None,
-        help="wait behind the canary for txmq plan resume",
+        help="pause behind the canary, until txmq plan resume",
     )
     add("--no-wait", action="store_true", help="start the plan, and end; the broker goes on")
     add(

@@ -165,7 +165,7 @@ def _next_steps(manifest: PlanManifest, summary: PlanSummary, path: str) -> Iter
         some = min(replays // 10 + 1, 100)
         yield (
             f"Try some, then replay all {replays:,}:"
-            f" {_code(f'txmq-spark replay --plan {path} --canary {some} --hold')}, then"
+            f" {_code(f'txmq-spark replay --plan {path} --canary {some} --pause')}, then"
             f" {_code(f'txmq-spark replay --plan {path}')}."
         )
     settled = counts[LetterClass.SUPERSEDED] + counts[LetterClass.NO_BUSINESS_ROW]

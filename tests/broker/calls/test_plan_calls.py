@@ -186,7 +186,7 @@ def test_a_plan_tells_how_long_it_takes_by_its_ramp_and_by_what_holds_it_up(desk
     for _ in range(round(told["eta_s"] / 0.1)):
         desk.broker.pass_time(0.1)
     assert desk.show()["planned"] <= 1
-    desk.plan("held", select={}, settings=SETTINGS | {"canary": 2, "hold": True})
+    desk.plan("held", select={}, settings=SETTINGS | {"canary": 2, "pause": True})
     assert desk.show("held")["eta_s"] is None
 
 

@@ -259,7 +259,7 @@ def test_the_canary_is_watched_before_the_others_follow(world: PlansWorld) -> No
 
 
 def test_a_plan_that_holds_waits_behind_its_canary(world: PlansWorld) -> None:
-    world.create("p", *world.letters(0, 5, 1), settings=WATCHED._replace(hold=True))
+    world.create("p", *world.letters(0, 5, 1), settings=WATCHED._replace(pause=True))
     world.run_plan("p")
     process(world)
     world.run_plan("p")

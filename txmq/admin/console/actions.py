@@ -188,7 +188,7 @@ def _reset(found: dict[str, Any], now: int) -> dict[str, Any]:
 SETTINGS: dict[str, Parse] = {
     **dict.fromkeys(("rate", "ramp_s", "stop_share"), decimal),
     **dict.fromkeys(("canary", "stop_after", "in_flight", "most"), number),
-    **dict.fromkeys(("hold", "second_approver", "start"), flag),
+    **dict.fromkeys(("pause", "second_approver", "start"), flag),
 }
 GROUP: dict[str, Parse] = {"group": text}
 TOPIC: dict[str, Parse] = {"name": text}

@@ -68,8 +68,8 @@ def create(  # noqa: PLR0913  # its options
         ),
     ] = "60s",  # type: ignore[assignment]  # parsed
     canary: Canary = 0,
-    hold: Annotated[
-        bool, typer.Option("--hold", help="Pause after the canary, until `plan resume`.")
+    pause: Annotated[
+        bool, typer.Option("--pause", help="Pause after the canary, until `plan resume`.")
     ] = False,
     stop_share: StopShare = 0.5,
     stop_after: StopAfter = 20,
@@ -88,10 +88,10 @@ def create(  # noqa: PLR0913  # its options
     it.
     """
     chosen = chosen_letters(letter, where, select, everything=everything)
-    if hold and not canary:
-        raise typer.BadParameter("--hold waits behind a canary: use --canary N, too")
+    if pause and not canary:
+        raise typer.BadParameter("--pause is behind a canary: use --canary N, too")
     settings = {
-        "rate": rate, "ramp_s": ramp, "canary": canary, "hold": hold, "stop_share": stop_share,
+        "rate": rate, "ramp_s": ramp, "canary": canary, "pause": pause, "stop_share": stop_share,
         "stop_after": stop_after, "in_flight": in_flight, "second_approver": second_approver,
         "start": start, "most": most,
     }  # fmt: skip

@@ -24,7 +24,7 @@ class PlanOptions(TypedDict, total=False):
     rate: float
     ramp_s: float
     canary: int
-    hold: bool
+    pause: bool
     stop_share: float
     stop_after: int
     in_flight: int

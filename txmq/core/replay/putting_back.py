@@ -163,7 +163,7 @@ def next_move(state: State, plan: Plan) -> PlanMoved | None:
         least = min(least, 1 if canary_ends else plan.settings.canary)
     if stop_reason(plan, least) and (why := stop_reason(plan, least, _in_hand(state, group))):
         return pause_of(plan, why, resume_to=PlanState.RAMPING if canary_ends else plan.state)
-    if canary_ends and plan.settings.hold:
+    if canary_ends and plan.settings.pause:
         return pause_of(plan, "the canary is through", resume_to=PlanState.RAMPING)
     if canary_ends:
         return PlanMoved(plan.plan_id, PlanState.RAMPING, "", "")

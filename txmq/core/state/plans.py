@@ -68,9 +68,9 @@ class PlanSettings(NamedTuple):
     """Settings by which a plan puts its letters back.
 
     `rate` is in letters per second (0 = as fast as the broker can), reached after
-    `ramp_s` seconds. The first `canary` letters are watched; with `hold` the plan waits
-    behind them for an operator. It pauses if more than the share `stop_share` of the
-    last `stop_after` outcomes (0 = no rule) failed again with one fingerprint. At most
+    `ramp_s` seconds. The first `canary` letters are watched; with `pause` the plan
+    pauses behind them. It also does if more than the share `stop_share` of the last
+    `stop_after` outcomes (0 = no rule) failed again with one fingerprint. At most
     `in_flight` letters (0 = any number) are put back without an outcome.
     `second_approver`: somebody else than the author has to approve it. `start`: it
     starts as soon as it may. `most` bounds the letters of its manifest (0 = no bound).
@@ -79,7 +79,7 @@ class PlanSettings(NamedTuple):
     rate: float = 100.0
     ramp_s: float = 60.0
     canary: int = 0
-    hold: bool = False
+    pause: bool = False
     stop_share: float = 0.5
     stop_after: int = 20
     in_flight: int = 1_000

@@ -32,7 +32,7 @@ class PlanSettingsArgs(Args):
     rate: Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)] = 100.0
     ramp_s: Annotated[float, Field(ge=0, le=86_400 * 7, allow_inf_nan=False)] = 60.0
     canary: Count = 0
-    hold: bool = False
+    pause: bool = False
     stop_share: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] = 0.5
     stop_after: Annotated[int, Field(ge=0, le=100)] = 20
     in_flight: Count = 1_000
