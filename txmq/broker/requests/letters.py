@@ -14,7 +14,8 @@ from txmq.batch import BatchView, cut_rows
 from txmq.broker.engine.log_reader import read_batches
 from txmq.core.events.outcome import Rejected
 from txmq.core.replay.orders import find_plan
-from txmq.core.state import plan_letters
+from txmq.core.state import failed_messages
+from txmq.core.state.failed_messages import Standing
 from txmq.core.state.failed_rows import FailedKind, FailedMessage
 from txmq.core.topics import topics
 from txmq.errors import CorruptRecord
@@ -37,10 +38,6 @@ if TYPE_CHECKING:
 MAX_BYTES = 4 << 20  # of the batches in one reply, unless the first is larger
 STEP_ROWS = 256  # failed messages of a step, and the others of the last batch
 MOST_ROWS = 512  # of a step
-KIND, POSITION, LENGTH, ROW, VISIBLE_AT, TOKEN, PLAN = map(
-    FailedMessage._fields.index,
-    ("kind", "position", "length", "row", "visible_at", "token", "plan"),
-)
 LETTER = int(FailedKind.LETTER)  # an int, because comparing a member is slower
 WHOLE = 0.5  # of a batch's rows: so many at once come with the others of the batch
 
@@ -132,46 +129,40 @@ def _runs(
         for offset in (request.offset, request.end)
     )
     runs: list[LetterRun] = []
-    size = length = first = row = 0
-    position = -1
-    begun: tuple[Any, ...] = ()
+    size = length = first = 0
+    begun: FailedMessage | None = None
     rows: Any = state.failed_messages.range(start, stop)
-    # rows as they are on disk, because this is done for millions
     for examined, (key, fields) in enumerate(rows):
         offset = t.FAILED_KEY.unpack(key)[3]
-        again = fields[POSITION] == position  # in the batch of the letter before
+        row: FailedMessage = tuple.__new__(FailedMessage, fields)  # as fast as it gets
+        again = begun and row.position == begun.position  # in the batch of the letter before
         if examined >= STEP_ROWS and (not again or examined == MOST_ROWS):
             break
-        if not _is_held(state, plan, (topic.topic_id, request.partition, offset), fields):
+        if not _is_held(state, plan, (topic.topic_id, request.partition, offset), row):
             continue
-        if again and offset == first + length and fields[ROW] == row + length:
+        if begun and again and offset == first + length and row.row == begun.row + length:
             length += 1
             continue
         if begun:
-            runs.append(LetterRun(first, length, FailedMessage(*begun)))
-        size += 0 if again else fields[LENGTH]
+            runs.append(LetterRun(first, length, begun))
+        size += 0 if again else row.length
         if begun and size > MAX_BYTES:  # to be in memory at a time
             return runs, offset
-        position, row, first, length, begun = fields[POSITION], fields[ROW], offset, 1, fields
+        first, length, begun = offset, 1, row
     else:
         offset = request.end
     if begun:
-        runs.append(LetterRun(first, length, FailedMessage(*begun)))
+        runs.append(LetterRun(first, length, begun))
     return runs, offset
 
 
-def _is_held(state: State, plan: Plan, ref: MessageRef, fields: tuple[Any, ...]) -> bool:
-    """Return True if nobody but the plan, which the row names, may replay or edit this
-    letter.
-    """
+def _is_held(state: State, plan: Plan, ref: MessageRef, row: FailedMessage) -> bool:
+    """Return True if nobody but the plan may replay or edit this letter."""
     return (
-        len(fields) > PLAN
-        and fields[PLAN] == plan.plan_id
-        and fields[KIND] == LETTER
-        and not fields[TOKEN]
-        and not (
-            plan.cursor and plan_letters.is_put_back(state, plan.plan_id, fields[VISIBLE_AT], ref)
-        )
+        row.plan == plan.plan_id
+        and row.kind == LETTER
+        and not row.token
+        and failed_messages.standing(state, ref, row) is Standing.STORED
     )
 
 

@@ -47,7 +47,7 @@ def stored(state: State, group_id: int, ref: MessageRef) -> FailedMessage | None
 def standing(state: State, ref: MessageRef, row: FailedMessage) -> Standing:
     """Return what a row of table `failed` stands for."""
     plan = state.plans.by_id.get(row.plan) if row.plan else None
-    if plan is None:
+    if plan is None or not plan.cursor:
         return Standing.STORED
     if plan_letters.is_unswept(state, plan, ref):
         return Standing.PROCESSED

@@ -97,12 +97,6 @@ def is_unswept(state: State, plan: Plan, ref: MessageRef) -> bool:
     return bool(_bits(state, plan.plan_id, *ref) >> offset % CHUNK & 1)
 
 
-def is_put_back(state: State, plan_id: int, visible_at: int, ref: MessageRef) -> bool:
-    """Return True if a plan has come to a letter whose row names it."""
-    plan = state.plans.by_id.get(plan_id)
-    return plan is not None and key_of(plan_id, visible_at, ref) <= plan.cursor
-
-
 def letters_of(
     state: State, plan_id: int, after: bytes = b"", last: bytes | None = None
 ) -> Iterator[PlacedLetter]:
