@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[1]
 # A module imports from its own layer or those above it in this list. Names are below
 # txmq; where several match, the longest decides.
 LAYERS = {
-    "words": "errors config model crashpoints version",
+    "words": "errors config model crashpoints faces version",
     "formats": "model.keys model.schemas wire batch selector store.log.record store.tables",
     "rules": "tx core",
     "disk and database": "store tx.postgres recover.spool recover.local_store",

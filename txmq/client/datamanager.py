@@ -35,9 +35,9 @@ from txmq.client.protocol.transaction.lifecycle import Stage
 from txmq.client.protocol.transaction.tokens import new_token
 from txmq.errors import ClientClosed, ConfigError, RequestTimeout, TxmqError
 from txmq.errors.xa import XaProtocol
+from txmq.faces import run
 from txmq.model.bundle import BundleState
 from txmq.model.message import COMMIT, check_name
-from txmq.tx.postgres.driver import run
 from txmq.tx.xid import FORMAT, Xid
 
 if TYPE_CHECKING:

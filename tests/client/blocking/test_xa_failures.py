@@ -28,9 +28,9 @@ from txmq.errors import (
     TwoPhaseFull,
     TwoPhaseOff,
 )
+from txmq.faces import run as driver_run
 from txmq.testing.wait import PATIENCE_S
 from txmq.tx.postgres.blocking import prepare, server_of
-from txmq.tx.postgres.driver import run as driver_run
 from txmq.tx.postgres.identity import Server
 from txmq.tx.postgres.prepared import NotReplicated
 from txmq.tx.xid import XaBranch

@@ -13,7 +13,7 @@ import psycopg
 import psycopg2
 from psycopg2.extensions import parse_dsn
 
-from txmq.tx.postgres.driver import run
+from txmq.faces import run
 from txmq.tx.postgres.drivers import driver_of
 
 

@@ -11,8 +11,8 @@ from psycopg2 import extensions
 from psycopg2.extensions import make_dsn, parse_dsn
 
 from tests.tx.postgres.support import rows
+from txmq.faces import run
 from txmq.tx.postgres.caller import execute, require_usable
-from txmq.tx.postgres.driver import run
 from txmq.tx.postgres.drivers import driver_of
 from txmq.tx.postgres.session import Connection, connect
 from txmq.tx.xid import XaBranch, branches

@@ -35,6 +35,7 @@ from txmq.errors import (
     TwoPhaseFull,
     TwoPhaseOff,
 )
+from txmq.faces import run as driver_run
 from txmq.testing.postgres_server import PostgresServer, temporary_server
 from txmq.tx.postgres.blocking import (
     commit_prepared,
@@ -45,7 +46,6 @@ from txmq.tx.postgres.blocking import (
 )
 from txmq.tx.postgres.branch_finish import in_role
 from txmq.tx.postgres.caller_block import SAVEPOINT, CallerBlock
-from txmq.tx.postgres.driver import run as driver_run
 from txmq.tx.postgres.drivers import driver_of
 from txmq.tx.postgres.prepared import Ending, require_two_phase
 from txmq.tx.postgres.prepared_list import list_prepared

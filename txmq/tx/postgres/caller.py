@@ -16,7 +16,8 @@ from itertools import count
 from typing import Final
 
 from txmq.errors import DatabaseError, LocalProtocolError, TransactionAborted
-from txmq.tx.postgres.driver import Driver, Status, run
+from txmq.faces import run
+from txmq.tx.postgres.driver import Driver, Status
 from txmq.tx.postgres.errors import (
     FAILED_EARLIER,
     FAILED_TRANSACTION,

@@ -2,8 +2,8 @@
 
 The rules of transactions, branches and the inbox are written once, as coroutines, and
 know no driver. A driver that blocks does its work inside of its `async` methods and
-never suspends, so that `run` has a rule's result at once. With a driver of asyncio the
-rules are awaited like any coroutine.
+never suspends, so that `txmq.faces.run` has a rule's result at once. With a driver of
+asyncio the rules are awaited like any coroutine.
 
 Statements have psycopg2's placeholders, `%s` or `%(name)s`, which a driver translates.
 Their parameters have explicit types in SQL, because some drivers bind on the server.
@@ -12,12 +12,11 @@ Their parameters have explicit types in SQL, because some drivers bind on the se
 from __future__ import annotations
 
 import re
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from enum import IntEnum
-from typing import Any, Protocol, TypeAlias, TypeVar
+from typing import Any, Protocol, TypeAlias
 
-T = TypeVar("T")
 Values: TypeAlias = Sequence[Any] | Mapping[str, Any]
 Rows: TypeAlias = list[tuple[Any, ...]]
 
@@ -210,14 +209,3 @@ class Driver(Protocol):
 
     async def finish_prepared(self, gid: str, *, commit: bool) -> None:
         """Commit or roll back a prepared transaction."""
-
-
-def run(rule: Coroutine[Any, Any, T]) -> T:
-    """Return the result of a rule whose driver blocks."""
-    try:
-        rule.send(None)
-    except StopIteration as done:
-        result: T = done.value
-        return result
-    rule.close()
-    raise AssertionError("a driver that blocks does not suspend")

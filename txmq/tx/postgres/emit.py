@@ -13,9 +13,10 @@ from collections.abc import Mapping
 from typing import Final
 
 from txmq.errors import WalLevelTooLow
+from txmq.faces import run
 from txmq.model.message import Message
 from txmq.tx.postgres.caller import require_open
-from txmq.tx.postgres.driver import Driver, run
+from txmq.tx.postgres.driver import Driver
 from txmq.tx.postgres.drivers import async_driver, blocking_driver
 from txmq.tx.postgres.errors import translated
 from txmq.wire.logical_message import PREFIX, EmittedMessage, pack_emitted

@@ -36,10 +36,10 @@ from txmq.errors import (
     TransactionAborted,
     TxmqError,
 )
+from txmq.faces import run
 from txmq.tx.postgres.blocking import guarded_commit, roll_back
 from txmq.tx.postgres.caller import BEGIN
 from txmq.tx.postgres.commit import commit_and
-from txmq.tx.postgres.driver import run
 from txmq.tx.postgres.drivers import blocking_driver
 from txmq.tx.postgres.errors import driver_error, translate
 from txmq.tx.postgres.inbox import Claims, Position, claim

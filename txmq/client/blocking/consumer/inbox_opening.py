@@ -6,7 +6,7 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any, Protocol
 
 from txmq.client.protocol.awaited import inbox_opening
-from txmq.tx.postgres.driver import run
+from txmq.faces import run
 from txmq.tx.postgres.drivers import blocking_driver
 from txmq.tx.postgres.inbox import Position
 

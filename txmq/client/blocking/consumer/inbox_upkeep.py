@@ -12,8 +12,8 @@ from txmq.client.blocking.consumer.inbox_opening import InboxMember, InboxOpenin
 from txmq.client.log import get_logger
 from txmq.client.protocol.alarm_reports import AlarmReport, alarm_source, report_alarms
 from txmq.errors import TxmqError
+from txmq.faces import run
 from txmq.tx.postgres.blocking import compact
-from txmq.tx.postgres.driver import run
 from txmq.tx.postgres.drivers import blocking_driver
 from txmq.tx.postgres.errors import translated
 

@@ -15,7 +15,8 @@ from txmq.client.protocol.awaited.enlisted import EnlistedSteps, PendingMessage
 from txmq.client.protocol.transaction.lifecycle import Stage
 from txmq.client.protocol.transaction.options import TransactionOptions
 from txmq.errors import LocalProtocolError
-from txmq.tx.postgres.driver import BlockingConnection, run
+from txmq.faces import run
+from txmq.tx.postgres.driver import BlockingConnection
 from txmq.tx.postgres.enlist import EnlistedBlock
 
 __all__ = ["EnlistedTransaction", "PendingMessage", "enlisted_in"]

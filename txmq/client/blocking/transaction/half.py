@@ -13,7 +13,7 @@ from txmq.client.blocking.transaction.transaction import Transaction
 from txmq.client.protocol.awaited.half import HalfSteps
 from txmq.client.protocol.transaction.lifecycle import Stage
 from txmq.client.protocol.transaction.open_work import end_work
-from txmq.tx.postgres.driver import run
+from txmq.faces import run
 
 
 class HalfTransaction(Transaction, HalfSteps[BrokerBundle, BlockingCore]):

@@ -18,10 +18,10 @@ from txmq.errors import (
     TransactionAborted,
     TxmqError,
 )
+from txmq.faces import run
 from txmq.model.bundle import BundleState
 from txmq.model.decider import ByBroker
 from txmq.model.message import ROLLBACK
-from txmq.tx.postgres.driver import run
 from txmq.wire.bundle import BundlePart
 
 SHOW_HINT = "see `txmq tx show` once the broker answers"

@@ -14,9 +14,10 @@ from txmq.client.blocking.transaction.broker_bundle import BrokerBundle
 from txmq.client.blocking.transaction.caller_transaction import CallerTransaction
 from txmq.client.protocol.awaited.postgres import PostgresSteps
 from txmq.client.protocol.transaction.lifecycle import Stage
+from txmq.faces import run
 from txmq.tx.postgres.caller import blocking_savepoint
 from txmq.tx.postgres.caller_block import CallerBlock
-from txmq.tx.postgres.driver import BlockingConnection, run
+from txmq.tx.postgres.driver import BlockingConnection
 from txmq.tx.postgres.drivers import blocking_driver
 
 

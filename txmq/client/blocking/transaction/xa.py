@@ -18,8 +18,9 @@ from txmq.client.blocking.transaction.caller_transaction import CallerTransactio
 from txmq.client.protocol.awaited.xa import Step, XaSteps, require_connections
 from txmq.client.protocol.transaction.lifecycle import Stage
 from txmq.client.protocol.transaction.prepared_slots import SlotDemand, prepared_slots
+from txmq.faces import run
 from txmq.tx.postgres.caller import blocking_block
-from txmq.tx.postgres.driver import BlockingConnection, run
+from txmq.tx.postgres.driver import BlockingConnection
 from txmq.tx.postgres.drivers import blocking_driver
 
 T = TypeVar("T")

@@ -28,8 +28,8 @@ from txmq.client.protocol.awaited.foreign_branch import ForeignBranch, sealed
 from txmq.client.protocol.awaited.xa_resource import ResourceSteps, XidArgument
 from txmq.client.protocol.settings import ClientSettings
 from txmq.client.protocol.transaction.tokens import new_token
+from txmq.faces import run
 from txmq.model.message import Decision
-from txmq.tx.postgres.driver import run
 from txmq.tx.xid import Xid
 from txmq.wire.bundle import BundlePart
 

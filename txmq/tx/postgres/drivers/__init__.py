@@ -10,7 +10,8 @@ from functools import lru_cache, wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
 from txmq.errors import LocalProtocolError
-from txmq.tx.postgres.driver import Driver, run
+from txmq.faces import run
+from txmq.tx.postgres.driver import Driver
 
 T = TypeVar("T")
 P = ParamSpec("P")

@@ -1,0 +1,74 @@
+"""Nouns that are stated once, as coroutines: faces on a loop await them, the blocking
+face runs them at once.
+
+What a coroutine of the blocking face awaits does its work inside of its call and never
+suspends. So `run` has the result without a loop, and a blocking method is made from the
+coroutine by `blocking`, or by `iterating` where it yields.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from functools import wraps
+from inspect import signature
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
+
+P = ParamSpec("P")
+S = TypeVar("S")
+S_co = TypeVar("S_co", covariant=True)
+T = TypeVar("T")
+
+
+class Stated(Protocol[S_co]):
+    """An object of the blocking face."""
+
+    @property
+    def _stated(self) -> S_co:
+        """The same noun as all faces have it, over what blocks."""
+
+
+def run(work: Coroutine[Any, Any, T]) -> T:
+    """Return the result of a coroutine that never suspends."""
+    try:
+        work.send(None)
+    except StopIteration as done:
+        result: T = done.value
+        return result
+    work.close()
+    raise AssertionError("what blocks does not suspend")
+
+
+def blocking(
+    method: Callable[Concatenate[S, P], Coroutine[Any, Any, T]],
+) -> Callable[Concatenate[Stated[S], P], T]:
+    """Return a method as a blocking one, with its signature and docstring."""
+
+    @wraps(method)
+    def call(self: Stated[S], /, *args: P.args, **options: P.kwargs) -> T:
+        return run(method(self._stated, *args, **options))
+
+    return call
+
+
+def iterating(
+    method: Callable[Concatenate[S, P], AsyncIterator[T]],
+) -> Callable[Concatenate[Stated[S], P], Iterator[T]]:
+    """Return a method that yields as a blocking one, likewise."""
+
+    @wraps(method)
+    def call(self: Stated[S], /, *args: P.args, **options: P.kwargs) -> Iterator[T]:
+        found = method(self._stated, *args, **options)
+        while True:
+            try:
+                yield run(_next(found))
+            except StopAsyncIteration:
+                return
+
+    shown = signature(method)
+    returned = str(shown.return_annotation).removeprefix("Async")
+    call.__signature__ = shown.replace(return_annotation=returned)  # type: ignore[attr-defined]  # of functions
+    return call
+
+
+async def _next(found: AsyncIterator[T]) -> T:
+    return await anext(found)
