@@ -15,7 +15,8 @@ import typer
 from typer.testing import CliRunner, Result
 
 from txmq.cli.app import command_line
-from txmq.client.blocking.letter_calls import BlockingLetterCalls
+from txmq.client.blocking.messages import BlockingMessageCalls
+from txmq.client.protocol.awaited.messages import AwaitedMessageCalls
 from txmq.client.protocol.transaction.job_decision import JobOutcome
 from txmq.model.message import COMMIT, Message, Receipt
 
@@ -36,24 +37,42 @@ class ScriptedJob:
     def group(self) -> Self:
         return self
 
-    def send(self, topic: str, body: bytes, **fields: Any) -> None:
+    async def send(self, topic: str, body: bytes, **fields: Any) -> None:
         self.sent.append((topic, Message(body, **fields), None))
 
-    def store(self) -> UUID:
+    async def store(self) -> UUID:
         return self.token
 
-    def decide(self, winners: list[UUID]) -> JobOutcome:
+    async def decide(self, winners: list[UUID]) -> JobOutcome:
         assert winners == [self.token]
         self.client.sent += self.sent
         self.client.committed.add(self.token.hex)
         return JobOutcome(COMMIT, repeated=False)
 
-    def wait_published(self, winners: list[UUID]) -> bool:
+    async def wait_published(self, winners: list[UUID]) -> bool:
         return winners == [self.token]
 
 
+class StatedClient(AwaitedMessageCalls):
+    """The calls of a scripted client, as all faces have them."""
+
+    def __init__(self, client: ScriptedClient) -> None:
+        self._client = client
+
+    @property
+    def _core(self) -> Any:
+        return self
+
+    async def call(self, name: str, args: dict[str, Any]) -> dict[str, Any]:
+        return self._client.call(name, **args)
+
+    def job(self, token: Any = None, *, expire_after: float = 0.0) -> Any:
+        assert expire_after
+        return ScriptedJob(token, self._client)
+
+
 @dataclass
-class ScriptedClient(BlockingLetterCalls):
+class ScriptedClient(BlockingMessageCalls):
     """A client that replies in turn, or raises the errors among its replies; it records
     the calls.
     """
@@ -64,6 +83,9 @@ class ScriptedClient(BlockingLetterCalls):
     committed: set[object] = field(default_factory=set)  # jobs
     url: str = ""
     closed: bool = False
+
+    def __post_init__(self) -> None:
+        self._stated = StatedClient(self)
 
     def call(self, name: str, /, **args: object) -> dict[str, Any]:
         if name == "job.show":
@@ -90,10 +112,6 @@ class ScriptedClient(BlockingLetterCalls):
             (topic, Message(body, key, tag, headers, deliver_at, delay=delay), partition)
         )
         return Receipt("ab" * 16 + "-7", topic, partition or 0, 42, duplicate=False)
-
-    def job(self, token: UUID, *, expire_after: float) -> ScriptedJob:
-        assert expire_after
-        return ScriptedJob(token, self)
 
     def close(self) -> None:
         self.closed = True

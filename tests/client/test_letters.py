@@ -18,7 +18,7 @@ from tests.cli.peer import peer
 from tests.client.reactor_thread import InReactor
 from tests.client.real import RealBroker
 from txmq.client.blocking.client import Client
-from txmq.client.blocking.transaction.jobs import JobBundle
+from txmq.client.protocol.awaited.jobs import JobBundle
 from txmq.client.protocol.letters import DeadLetter, LetterSearch
 from txmq.errors import (
     ConfigError,
@@ -208,14 +208,14 @@ def test_of_two_who_import_a_file_at_once_one_sends_it(
 
     store = JobBundle.store
 
-    def store_late(bundle: JobBundle) -> UUID:
+    async def store_late(bundle: JobBundle) -> UUID:
         race()
-        return store(bundle)
+        return await store(bundle)
 
     if moment == "before it is stored":
         monkeypatch.setattr(JobBundle, "store", store_late)
     else:
-        monkeypatch.setattr("txmq.client.blocking.letter_calls.crashpoint", race)
+        monkeypatch.setattr("txmq.client.protocol.awaited.letter_calls.crashpoint", race)
     slower = client.import_letters(file, to=f"{topic}-spare", operator="kim")
     assert (faster, slower) == ([(2, 0, False)], (2, 0, True))
     assert len(list(client.find(f"{topic}-spare"))) == 2

@@ -7,8 +7,9 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from txmq.client.protocol.call_steps import run_calls
+from txmq.client.protocol.calls import calls_by
 from txmq.client.protocol.named_jobs import NamedJob, current_job, job_token
+from txmq.faces import run
 
 GENERATIONS = {job_token("n", number).hex: number for number in range(3_000)}
 
@@ -29,7 +30,7 @@ class Jobs:
 
 
 def current(*generations: tuple[str | None, int]) -> NamedJob:
-    return run_calls(Jobs(*generations).call, current_job("n"))
+    return run(current_job(calls_by(Jobs(*generations).call), "n"))
 
 
 def test_the_current_generation_is_the_first_that_is_not_rolled_back() -> None:
@@ -75,7 +76,7 @@ def test_the_generation_is_the_first_one_left_at_the_last_call(
     rolled_back: int, changes: list[int], commits: int | None
 ) -> None:
     jobs = ChangingJobs(rolled_back, changes, commits)
-    found = run_calls(jobs.call, current_job("n"))
+    found = run(current_job(calls_by(jobs.call), "n"))
     assert found == (job_token("n", jobs.rolled_back), jobs.committed)
     if not any(changes):
         assert jobs.calls <= 2 * (rolled_back + 1).bit_length() + 1

@@ -15,10 +15,11 @@ import pyarrow as pa
 from pyspark.sql.datasource import WriterCommitMessage
 
 import txmq
-from txmq.client.protocol.call_steps import run_calls
+from txmq.client.protocol.calls import calls_by
 from txmq.client.protocol.named_jobs import NamedJob, current_job
 from txmq.crashpoints import crashpoint
 from txmq.errors import TransactionAborted
+from txmq.faces import run
 from txmq.model.message import COMMIT
 from txmq_spark.source.broker_link import BrokerLink
 from txmq_spark.source.message_columns import add_rows
@@ -47,7 +48,7 @@ class StoredBundle(WriterCommitMessage):
 
 def find_job(broker: txmq.Client | BrokerLink, name: str) -> NamedJob:
     """Return the job of a name, as the broker knows it."""
-    return run_calls(broker.call, current_job(name))
+    return run(current_job(calls_by(broker.call), name))
 
 
 def task_client(url: str) -> txmq.Client:

@@ -9,13 +9,14 @@ import pytest
 
 from tests.broker.calls.test_plan_calls import Desk
 from txmq.broker.search import deliveries
-from txmq.client.protocol.call_steps import CallRun
+from txmq.client.protocol.calls import calls_by
 from txmq.client.protocol.life_events import events_of
 from txmq.client.protocol.lives import delivery_steps, life_steps
 from txmq.core.events.outcome import Rejected
 from txmq.core.transactions.decisions import DecideTransaction
 from txmq.core.transactions.half_storage import StorePart
 from txmq.errors import StoreError
+from txmq.faces import run
 from txmq.model.decider import ByPostgres
 from txmq.model.message import Decision, Message
 from txmq.model.units import MILLISECOND
@@ -35,14 +36,16 @@ def lives(desk: Desk, *offsets: int, replies: int = 4) -> list[dict[str, Any]]:
         {"topic": "t", "partition": 0, "offset": at, "message_id": str(at), "state": "published"}
         for at in offsets
     ]
-    for steps in (*map(life_steps, found), delivery_steps(found, replies=replies)):
-        run = CallRun(steps)
-        while run.call is not None:
-            reply = desk.ask(run.call[0], **run.call[1])
-            if isinstance(reply, Rejected):
-                run.fail(reply.error(reply.message))
-            else:
-                run.reply(reply)
+
+    def ask(name: str, **args: Any) -> Any:
+        reply = desk.ask(name, **args)
+        if isinstance(reply, Rejected):
+            raise reply.error(reply.message)
+        return reply
+
+    for one in found:
+        run(life_steps(calls_by(ask), one))
+    run(delivery_steps(calls_by(ask), found, replies=replies))
     return found
 
 

@@ -14,10 +14,11 @@ from tests.broker.calls.test_letter_edits import EditOffice
 from tests.broker.calls.test_letter_redrives import GivingOffice
 from txmq.cli.commands.audit import text_line
 from txmq.cli.life_page import page
-from txmq.client.protocol.call_steps import run_calls
+from txmq.client.protocol.calls import calls_by
 from txmq.client.protocol.lives import Trace, trace_steps
 from txmq.core.consumers.failures import MAX_TEXT_BYTES
 from txmq.errors import RemoteProtocolError
+from txmq.faces import run
 from txmq.model import limits
 
 FORMULA = "=cmd|' /C calc'!A0"
@@ -46,7 +47,7 @@ def trace(office: EditOffice, **wanted: Any) -> Trace:
         assert isinstance(reply, dict), reply
         return reply
 
-    return run_calls(call, trace_steps(wanted.get("key"), wanted.get("message"), 20))
+    return run(trace_steps(calls_by(call), wanted.get("key"), wanted.get("message"), 20))
 
 
 def test_hostile_48_no_call_takes_the_history_of_a_letter_from_its_caller() -> None:

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from txmq.admin.console.page import PageRequest, Refused
-from txmq.client.protocol.call_steps import CallRun
 from txmq.client.protocol.life_events import events_of
 from txmq.client.protocol.lives import Trace, delivery_steps, life_steps, trace_steps
+from txmq.errors import TxmqError
 from txmq.model.units import MILLISECOND
 
 if TYPE_CHECKING:
-    from txmq.client.protocol.call_steps import CallSteps
+    from collections.abc import Awaitable, Callable
+
+    from txmq.client.protocol.calls import Calls
     from txmq.client.protocol.life_events import LifeEvent
 
 
+T = TypeVar("T")
 SEARCH_MS, DELIVERIES_MS = 200, 100  # of a page; who wants more asks for a thorough one
 MAX_THOROUGH = 4  # at a time: each takes seconds, and keeps a connection from other viewers
 MAX_OF_USER = 2  # of these, where there are users
@@ -47,14 +51,14 @@ async def trace_of(
             raise Refused("Throttled", reason, "try again, or use: txmq trace", 429)
         _thorough.add(request)
         try:
-            trace = await _run(request, trace_steps(key, message, limit))
+            trace = await _run(request, lambda call: trace_steps(call, key, message, limit))
         finally:
             _thorough.discard(request)
         return PageTrace(trace, "", _is_cut(trace.messages))
     found, more, reached = await _search(request, key, message, limit)
     for one in found:
-        await _run(request, life_steps(one))
-    await _run(request, delivery_steps(found, replies=1, within_ms=DELIVERIES_MS))
+        await _run(request, partial(life_steps, message=one))
+    await _add_deliveries(request, found)
     return PageTrace(Trace(found, events_of(found), more), reached, _is_cut(found))
 
 
@@ -98,31 +102,37 @@ async def life_of(request: PageRequest, message: dict[str, Any]) -> list[LifeEve
     if not request.may("message.life", **place).allowed:
         return []
     one = {**message, "state": "published"}
-    await _run(request, life_steps(one))
-    await _run(request, delivery_steps([one], replies=1, within_ms=DELIVERIES_MS))
+    await _run(request, partial(life_steps, message=one))
+    await _add_deliveries(request, [one])
     return events_of([one])
 
 
-async def _run(request: PageRequest, steps: CallSteps[Any]) -> Any:  # noqa: ANN401  # the steps' own
+async def _add_deliveries(request: PageRequest, found: list[dict[str, Any]]) -> None:
+    await _run(
+        request, lambda call: delivery_steps(call, found, replies=1, within_ms=DELIVERIES_MS)
+    )
+
+
+async def _run(request: PageRequest, steps: Callable[[Calls], Awaitable[T]]) -> T:
     """Make the calls of some steps; the audit topic is left out for viewers who may not
-    see it.
+    see it. Raises Refused.
     """
-    run = CallRun(steps)
     may_audit = request.may("audit.list").allowed
-    while run.call is not None:
-        name, args = run.call
+
+    async def call(name: str, args: dict[str, Any]) -> dict[str, Any]:
         if name == "audit.list" and not may_audit:
-            run.reply({"entries": []})
-            continue
+            return {"entries": []}
         try:
-            reply = await request.ask(name, **args)
+            found: dict[str, Any] = await request.ask(name, **args)
         except Refused as refused:
             if refused.kind is None:
                 raise
-            try:
-                run.fail(refused.kind(refused.message))
-            except refused.kind:
-                raise refused from None
-        else:
-            run.reply(reply)
-    return run.result
+            raise refused.kind(refused.message) from refused
+        return found
+
+    try:
+        return await steps(call)
+    except TxmqError as error:
+        if isinstance(error.__cause__, Refused):
+            raise error.__cause__ from None
+        raise

@@ -13,9 +13,10 @@ from txmq.cli.database import open_database
 from txmq.cli.options import MessageIdFilter
 from txmq.cli.output import FAILED
 from txmq.cli.status_line import StatusLine
-from txmq.client.protocol.call_steps import run_calls
+from txmq.client.protocol.calls import calls_by
 from txmq.client.protocol.life_events import LifeEvent, events_of, name_of
 from txmq.client.protocol.lives import delivery_steps, life_steps, search_steps
+from txmq.faces import run
 
 if TYPE_CHECKING:
     from txmq.tx.postgres.session import Connection
@@ -47,8 +48,8 @@ def trace(
         raise typer.BadParameter("use either --key or --id")
     found, more = find_everywhere(session, key=key, message=message, limit=limit)
     for one in found:
-        run_calls(session.client.call, life_steps(one))
-    run_calls(session.client.call, delivery_steps(found))
+        run(life_steps(calls_by(session.client.call), one))
+    run(delivery_steps(calls_by(session.client.call), found))
     if dsn is not None:
         _add_inbox(session, dsn, found)
     events = events_of(found)
@@ -83,9 +84,9 @@ def find_everywhere(
     def show_place(place: object) -> None:
         line.show(f"searching {place} …")
 
-    steps = search_steps(key, message, limit, bodies=bodies, told=show_place)
+    call = calls_by(session.client.call)
     try:
-        return run_calls(session.client.call, steps)
+        return run(search_steps(call, key, message, limit, bodies=bodies, told=show_place))
     finally:
         line.clear()
 

@@ -23,13 +23,10 @@ from txmq.client.aio.typed import TypedTopicCalls
 from txmq.client.log import get_logger
 from txmq.client.protocol.awaited.columns import send_columns
 from txmq.client.protocol.awaited.foreign_branch import ForeignBranch
-from txmq.client.protocol.awaited.jobs import Job
 from txmq.client.protocol.awaited.messages import AwaitedMessageCalls
-from txmq.client.protocol.awaited.plans import ReplayPlan
 from txmq.client.protocol.awaited.transaction import Transaction
 from txmq.client.protocol.awaited.xa_resource import no_owner
 from txmq.client.protocol.consumer.settings import ConsumerOptions
-from txmq.client.protocol.message_search import message_id_of
 from txmq.client.protocol.offsets import OffsetStore
 from txmq.client.protocol.reader import READ_BYTES, ReaderStart, decode_messages
 from txmq.client.protocol.sender.batches import StoredBatch
@@ -44,7 +41,6 @@ from txmq.client.protocol.transaction.options import (
     TransactionOptions,
     XaOptions,
 )
-from txmq.client.protocol.transaction.tokens import new_token, parse_token
 from txmq.client.protocol.typed.bodies import Topics
 from txmq.errors import RequestTimeout, TxmqError
 from txmq.model.message import Decision, Message, Receipt, ReceivedMessage
@@ -423,14 +419,6 @@ class Client(TypedTopicCalls, AwaitedMessageCalls, AioCloseable):
         self._checkers.start()
         return bundle.half_message(decide)
 
-    def job(self, token: UUID | bytes | str | None = None, *, expire_after: float = 0.0) -> Job:
-        """Return the job with this token, or a new job: see Job.
-
-        A job stores bundles one by one, and one decision publishes all of them.
-        """
-        named = new_token() if token is None else parse_token(token)
-        return Job(self._core, named, expire_after=expire_after)
-
     def register_checker(self, name: str, checker: Checker) -> None:
         """Let this process decide the half transactions of a checker.
 
@@ -438,18 +426,6 @@ class Client(TypedTopicCalls, AwaitedMessageCalls, AioCloseable):
         of it. The rest is as for the blocking client.
         """
         self._checkers.register(name, checker)
-
-    async def recall(self, message: Receipt | str) -> None:
-        """Take back a message that was sent with a time of delivery.
-
-        The message is named by its receipt or its id. A second recall does no harm.
-        Raises RecallTooLate where the message is published already, or not known.
-        """
-        await self.call("message.recall", ids=[message_id_of(message)])
-
-    def plan(self, name: str) -> ReplayPlan:
-        """Return the replay plan of this name. Its methods are coroutines."""
-        return ReplayPlan(self, asyncio.sleep, name)
 
     async def close(self) -> None:
         """Close the client: its consumers leave their groups.

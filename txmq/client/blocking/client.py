@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Self, Unpack, overload
 from uuid import UUID
 from weakref import WeakSet
 
+from txmq.client.blocking.at_once import ClientAtOnce
 from txmq.client.blocking.consumer.consumer import Consumer, consume
 from txmq.client.blocking.core import BlockingCore
 from txmq.client.blocking.messages import BlockingMessageCalls
@@ -16,7 +17,6 @@ from txmq.client.blocking.sender.producer import BlockingProducer
 from txmq.client.blocking.transaction.begin import begin, begin_xa, enlist
 from txmq.client.blocking.transaction.checkers import Checker, Checkers
 from txmq.client.blocking.transaction.half import HalfTransaction
-from txmq.client.blocking.transaction.jobs import Job
 from txmq.client.blocking.transaction.transaction import Transaction
 from txmq.client.blocking.transaction.xa_resource import XaResource
 from txmq.client.blocking.typed import TypedTopicCalls
@@ -39,7 +39,6 @@ from txmq.client.protocol.transaction.options import (
     TransactionOptions,
     XaOptions,
 )
-from txmq.client.protocol.transaction.tokens import new_token, parse_token
 from txmq.client.protocol.typed.bodies import Topics
 from txmq.errors import RequestTimeout, TxmqError
 from txmq.model.message import Decision, Message, Receipt
@@ -64,10 +63,13 @@ class Client(BlockingProducer, BlockingMessageCalls, TypedTopicCalls):
     or RequestTimeout: whether the request was carried out is then unknown.
     """
 
+    _stated: ClientAtOnce
+
     def __init__(self, core: BlockingCore) -> None:
         settings = core.settings
         super().__init__(core.pool, core.topics, timeout=settings.timeout, retries=settings.retries)
         self._core = core
+        self._stated = ClientAtOnce(core)
         self._checkers = Checkers(core)
         core.answer_checks = self._checkers.start
         self._consumers = WeakSet[Consumer]()
@@ -284,14 +286,6 @@ class Client(BlockingProducer, BlockingMessageCalls, TypedTopicCalls):
         if named is None:
             raise no_owner()
         return XaResource(self._core, self._branches, named)
-
-    def job(self, token: UUID | bytes | str | None = None, *, expire_after: float = 0.0) -> Job:
-        """Return the job with this token, or a new job: see Job.
-
-        A job stores bundles one by one, and one decision publishes all of them.
-        """
-        named = new_token() if token is None else parse_token(token)
-        return Job(self._core, named, expire_after=expire_after)
 
     def register_checker(self, name: str, checker: Checker) -> None:
         """Let this process decide the half transactions of a checker.

@@ -1,5 +1,5 @@
 """Changes of dead letters by services: replays, copies, ends, trials and files, by
-control calls, without I/O.
+control calls.
 """
 
 from __future__ import annotations
@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from txmq.client.protocol.call_steps import CallSteps
+from txmq.client.protocol.calls import Calls
 from txmq.client.protocol.letter_file import LetterWriter
 from txmq.client.protocol.letters import DeadLetter, LetterOptions, selection_args
 from txmq.crashpoints import crashpoint
@@ -81,14 +81,15 @@ class ImportedLetters(NamedTuple):
     repeated: bool = False
 
 
-def change_steps(
-    call: str,
+async def change_steps(
+    call: Calls,
+    name: str,
     group: str,
     letters: Sequence[Place | DeadLetter] | None,
     saved: str | None,
     selection: LetterOptions,
     **args: object,
-) -> CallSteps[ChangedLetters]:
+) -> ChangedLetters:
     """Change letters by their places, or all of a selection: those that were there when
     the first call began.
     """
@@ -105,8 +106,8 @@ def change_steps(
                 "letters that are both named and selected",
                 hint="give either `letters` or properties",
             )
-        portions = portions_of(call, [place_of(letter) for letter in letters])
-    return (yield from portion_steps(call, portions, group=group, **args))
+        portions = portions_of(name, [place_of(letter) for letter in letters])
+    return await portion_steps(call, name, portions, group=group, **args)
 
 
 def portions_of(call: str, places: Sequence[Any]) -> list[dict[str, Any]]:
@@ -117,16 +118,16 @@ def portions_of(call: str, places: Sequence[Any]) -> list[dict[str, Any]]:
     return [{"letters": places[at : at + most]} for at in range(0, len(places), most)]
 
 
-def portion_steps(
-    call: str, portions: Iterable[Mapping[str, Any]], **args: object
-) -> CallSteps[ChangedLetters]:
+async def portion_steps(
+    call: Calls, name: str, portions: Iterable[Mapping[str, Any]], **args: object
+) -> ChangedLetters:
     """Make a call for each portion of letters, and again for those that it leaves."""
     done: list[tuple[Any, ...]] = []
     refused: list[RefusedLetter] = []
     for portion in portions:
         more: Mapping[str, Any] | None = portion
         while more is not None:
-            reply = yield call, {**more, **args}
+            reply = await call(name, {**more, **args})
             done += [tuple(place) for place in reply["done"]]
             refused += [RefusedLetter(*one) for one in reply["refused"]]
             more = None
@@ -173,14 +174,16 @@ def _named(letter: DeadLetter) -> dict[str, Any]:
     return {name: getattr(letter, name) for name in ("group", "topic", "partition", "offset")}
 
 
-def export_steps(chosen: Mapping[str, Any], writer: LetterWriter) -> CallSteps[list[list[Any]]]:
+async def export_steps(
+    call: Calls, chosen: Mapping[str, Any], writer: LetterWriter
+) -> list[list[Any]]:
     """Write the letters of a group and a selection. Return what identifies those that
     can be read.
     """
     written: list[list[Any]] = []
     more: dict[str, Any] = {}
     while True:
-        page = yield "dlq.list", {**chosen, **more, "limit": PAGE, "bodies": True}
+        page = await call("dlq.list", {**chosen, **more, "limit": PAGE, "bodies": True})
         for letter in page["letters"]:
             writer.write(letter)
             if "damaged" not in letter:
@@ -190,12 +193,12 @@ def export_steps(chosen: Mapping[str, Any], writer: LetterWriter) -> CallSteps[l
         more = {"cursor": page["next"]}
 
 
-def mark_steps(
-    group: str, written: list[list[Any]], operator: str | None, reason: str
-) -> CallSteps[ChangedLetters]:
+async def mark_steps(
+    call: Calls, group: str, written: list[list[Any]], operator: str | None, reason: str
+) -> ChangedLetters:
     """Note with letters that a file has them, once it is on disk."""
     if operator is None:
         raise LocalProtocolError("a mark without an operator", hint="name yourself: operator=…")
     portions = portions_of("dlq.exported", written)
     named = {"group": group, "operator": operator, "reason": reason}
-    return (yield from portion_steps("dlq.exported", portions, **named))
+    return await portion_steps(call, "dlq.exported", portions, **named)

@@ -1,11 +1,11 @@
-"""The life of a key or a message in all topics, by control calls, without I/O."""
+"""The life of a key or a message in all topics, by control calls."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from txmq.client.protocol.call_steps import CallSteps
+from txmq.client.protocol.calls import Calls
 from txmq.client.protocol.life_events import LifeEvent, events_of
 from txmq.errors import (
     AccessDenied,
@@ -32,25 +32,26 @@ class Trace(NamedTuple):
     more: bool
 
 
-def trace_steps(key: str | None, message: str | None, limit: int) -> CallSteps[Trace]:
+async def trace_steps(call: Calls, key: str | None, message: str | None, limit: int) -> Trace:
     """Return the life of a key, or of a message by its id."""
     if (key is None) == (message is None):
         raise LocalProtocolError("a trace of neither or both", hint="give a key or a message id")
-    found, more = yield from search_steps(key, message, limit)
+    found, more = await search_steps(call, key, message, limit)
     for one in found:
-        yield from life_steps(one)
-    yield from delivery_steps(found)
+        await life_steps(call, one)
+    await delivery_steps(call, found)
     return Trace(found, events_of(found), more)
 
 
-def search_steps(
+async def search_steps(
+    call: Calls,
     key: str | None,
     message: str | None,
     limit: int,
     *,
     bodies: bool = False,
     told: Callable[[object], None] | None = None,
-) -> CallSteps[tuple[list[dict[str, Any]], bool]]:
+) -> tuple[list[dict[str, Any]], bool]:
     """Return the messages of a key or an id in all topics, and whether there are more.
     Where it takes several calls, `told` gets the place that the search has reached.
     """
@@ -58,7 +59,7 @@ def search_steps(
     after: Any = None
     while True:
         size = min(limit - len(found), PAGE)
-        page = yield (
+        page = await call(
             "message.search",
             {"key": key, "id": message, "after": after, "limit": size, "bodies": bodies},
         )
@@ -72,13 +73,13 @@ def search_steps(
     return found[:limit], more or len(found) > limit
 
 
-def life_steps(message: dict[str, Any]) -> CallSteps[None]:
+async def life_steps(call: Calls, message: dict[str, Any]) -> None:
     """Add what became of a message: in its transaction, in each group, by operators."""
     about: list[dict[str, Any]] = []
     if message.get("offset") is not None:
         place = [message["topic"], message["partition"], message["offset"]]
         try:
-            message["life"] = yield (
+            message["life"] = await call(
                 "message.life",
                 dict(zip(("topic", "partition", "offset"), place, strict=True)),
             )
@@ -89,30 +90,34 @@ def life_steps(message: dict[str, Any]) -> CallSteps[None]:
             about += [{"about": f"plan:{name}"} for name in _plans_of(message["life"])]
         about.append({"message": place})
     else:
-        yield from _transaction_steps(message)
+        await _transaction_steps(call, message)
     token = _token_of(message)
     if token is not None:
         about.append({"about": f"tx:{token}"})
     entries: list[dict[str, Any]] = []
     for wanted in about:
-        entries += yield from operation_steps(wanted)
+        entries += await operation_steps(call, wanted)
     message["audit"] = sorted(entries, key=lambda entry: int(entry["at"]))
 
 
-def letter_delivery_steps(
-    group: str, topic: str, partition: int, offset: int
-) -> CallSteps[dict[str, Any]]:
+async def letter_delivery_steps(
+    call: Calls, group: str, topic: str, partition: int, offset: int
+) -> dict[str, Any]:
     """Return the fields of a dead letter that tell of its deliveries in its group."""
     life: dict[str, Any] = {"topic": topic, "partition": partition, "offset": offset}
     life["groups"] = [{"group": group, "deliveries": []}]
-    yield from delivery_steps([{"life": life}], replies=1)
+    await delivery_steps(call, [{"life": life}], replies=1)
     found = life["groups"][0]["deliveries"]
     return {"deliveries": found, "deliveries_known": life["deliveries_known"]}
 
 
-def delivery_steps(
-    messages: list[dict[str, Any]], *, replies: int = LOG_REPLIES, within_ms: int | None = None
-) -> CallSteps[None]:
+async def delivery_steps(
+    call: Calls,
+    messages: list[dict[str, Any]],
+    *,
+    replies: int = LOG_REPLIES,
+    within_ms: int | None = None,
+) -> None:
     """Add who had the messages, and how each delivery ended, as far as the log tells.
 
     It is read from the first of them on, for so many replies, each of which takes
@@ -127,7 +132,7 @@ def delivery_steps(
     args: dict[str, Any] = {"messages": places, "within_ms": within_ms}
     for _number in range(replies):
         try:
-            page = yield "message.deliveries", args
+            page = await call("message.deliveries", args)
         except (UnknownTopic, AccessDenied):
             break
         for one in page["deliveries"]:
@@ -172,11 +177,11 @@ def _plans_of(life: dict[str, Any]) -> list[str]:
     return [plan["plan"] for plan in plans if plan]
 
 
-def _transaction_steps(message: dict[str, Any]) -> CallSteps[None]:
+async def _transaction_steps(call: Calls, message: dict[str, Any]) -> None:
     """Add the transaction of a message that has no offset, if it came with one."""
     token = message.get("token") or str(message["message_id"]).partition("-")[0]
     try:
-        message["transaction"] = yield "tx.show", {"token": token}
+        message["transaction"] = await call("tx.show", {"token": token})
     except UnknownTransaction:  # a plain message that is delayed
         return
 
@@ -186,9 +191,9 @@ def _token_of(message: dict[str, Any]) -> str | None:
     return message.get("token") if transaction is None else str(transaction["token"])
 
 
-def operation_steps(wanted: dict[str, Any]) -> CallSteps[list[dict[str, Any]]]:
+async def operation_steps(call: Calls, wanted: dict[str, Any]) -> list[dict[str, Any]]:
     """Return the newest entries of the audit topic, oldest first."""
-    page = yield "audit.list", {"newest": True, "limit": MAX_OPERATIONS, **wanted}
+    page = await call("audit.list", {"newest": True, "limit": MAX_OPERATIONS, **wanted})
     return [entry for entry in reversed(page["entries"]) if "damaged" not in entry]
 
 

@@ -15,7 +15,7 @@ from hashlib import sha256
 from typing import Final, NamedTuple
 from uuid import UUID
 
-from txmq.client.protocol.call_steps import CallSteps
+from txmq.client.protocol.calls import Calls
 
 VERSION, VARIANT = 8 << 76, 2 << 62  # UUID version 8: the token of a job contains no time
 MASK: Final = ~(0xF << 76 | 3 << 62)
@@ -35,7 +35,7 @@ def job_token(name: str, generation: int = 0) -> UUID:
     return UUID(int=int.from_bytes(digest[:16], "big") & MASK | VERSION | VARIANT)
 
 
-def current_job(name: str) -> CallSteps[NamedJob]:
+async def current_job(call: Calls, name: str) -> NamedJob:
     """Return the generation of the job that is not rolled back.
 
     Generations are rolled back in their order. So the steps double, and then halve:
@@ -46,7 +46,7 @@ def current_job(name: str) -> CallSteps[NamedJob]:
     rolled_back, step, grows = -1, 1, True
     while True:
         token = job_token(name, rolled_back + step)
-        reply = yield "job.show", {"token": token.hex}
+        reply = await call("job.show", {"token": token.hex})
         if reply["outcome"] == ROLLBACK:
             rolled_back += step
             step = 2 * step if grows else max(step // 2, 1)

@@ -168,14 +168,20 @@ class TwistedCore(MeetsLog):
         )
 
     async def request(
-        self, opcode: int, payload: Payload = b"", *, longer: float = 0.0, repeat: bool = False
+        self,
+        opcode: int,
+        payload: Payload = b"",
+        *,
+        longer: float = 0.0,
+        repeat: bool = False,
+        within: float | None = None,
     ) -> bytes:
-        """Return the payload of the reply, within the usual time-out and `longer`. A
+        """Return the payload of the reply, `within` so many seconds and `longer`. A
         request that was refused with a pause is sent again after it.
 
         `repeat`: send the request again after a lost connection; this must do no harm.
         """
-        timeout = self.settings.timeout + longer
+        timeout = (self.settings.timeout if within is None else within) + longer
         deadline = self.reactor.seconds() + timeout
         while True:
             try:
@@ -201,11 +207,18 @@ class TwistedCore(MeetsLog):
                 left -= 1
 
     async def call(
-        self, name: str, args: dict[str, Any], *, longer: float = 0.0, repeat: bool = False
+        self,
+        name: str,
+        args: dict[str, Any],
+        *,
+        longer: float = 0.0,
+        repeat: bool = False,
+        within: float | None = None,
     ) -> dict[str, Any]:
         """Return the result of a control call. Raises as `request`."""
+        payload = encode_call(name, args)
         return parse_result(
-            await self.request(Opcode.CALL, encode_call(name, args), longer=longer, repeat=repeat)
+            await self.request(Opcode.CALL, payload, longer=longer, repeat=repeat, within=within)
         )
 
     async def send_request(

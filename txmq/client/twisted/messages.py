@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol, Unpack
+from typing import Unpack
 
 from twisted.internet.defer import Deferred
 
 from txmq.client.blocking.core import core_of
 from txmq.client.protocol.awaited.messages import AwaitedMessageCalls
-from txmq.client.protocol.awaited.plans import ReplayPlan
-from txmq.client.protocol.message_search import message_id_of
 from txmq.client.protocol.sender.rows import Fields
 from txmq.client.protocol.transaction.decision import is_published
 from txmq.client.protocol.transaction.half_message import HalfBundle, HalfMessage
@@ -19,33 +17,18 @@ from txmq.model.message import Decision, Message, Receipt
 from txmq.wire.data_requests import Opcode
 
 
-class TwistedControlCalls(Protocol):
-    """A client that makes control calls."""
-
-    def call(self, name: str, /, **args: object) -> Deferred[dict[str, Any]]: ...
-
-
-class PlanningClient(TwistedControlCalls, Protocol):
-    """A client with a reactor."""
-
-    _core: TwistedCore
-
-
 class TwistedMessageCalls(AwaitedMessageCalls):
     """The part of the client for single messages."""
 
-    def recall(self: TwistedControlCalls, message: Receipt | str) -> Deferred[None]:
+    _core: TwistedCore
+
+    def recall(self, message: Receipt | str) -> Deferred[None]:  # type: ignore[override]  # begins at once
         """Take back a message that was sent with a time of delivery.
 
         The message is named by its receipt or its id. A second recall does no harm.
         Fails with RecallTooLate where the message is published already, or not known.
         """
-        ids = [message_id_of(message)]
-        return self.call("message.recall", ids=ids).addCallback(lambda _reply: None)
-
-    def plan(self: PlanningClient, name: str) -> ReplayPlan:
-        """Return the replay plan of this name. Its methods are coroutines."""
-        return ReplayPlan(self, self._core.sleep, name)
+        return Deferred.fromCoroutine(super().recall(message))
 
 
 class TwistedHalfCalls:

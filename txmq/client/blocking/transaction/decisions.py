@@ -2,34 +2,28 @@
 
 from __future__ import annotations
 
-import time
 from concurrent.futures import Future
 from contextlib import suppress
 from uuid import UUID
 
+from txmq.client.blocking.at_once import CoreAtOnce
 from txmq.client.blocking.core import BlockingCore
 from txmq.client.blocking.decision_pipeline import PendingDecision
+from txmq.client.protocol.awaited import decisions
 from txmq.client.protocol.transaction.decision import decide_request, deciding
-from txmq.errors import ClientClosed, TxmqError, UnknownTransaction
+from txmq.errors import ClientClosed
+from txmq.faces import run
 from txmq.model.bundle import BundleState, DecideReceipt
 from txmq.model.message import Decision
 from txmq.wire.calls.encoding import encode_call
-from txmq.wire.data_requests import Opcode, unpack_decide_receipt
-
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.005, 0.2  # between polls of a bundle's state
+from txmq.wire.data_requests import Opcode
 
 
 def decide(
     core: BlockingCore, token: UUID, outcome: Decision, *, timeout: float | None = None
 ) -> DecideReceipt:
-    """Decide a bundle and wait for the receipt.
-
-    Raises Conflict if the bundle has the other outcome, and as a call does.
-    """
-    payload = decide_request(token, outcome, core.settings.service)
-    with deciding(core.settings, token, outcome):
-        receipt = core.request(Opcode.DECIDE, payload, timeout=timeout, repeat=True)
-    return unpack_decide_receipt(receipt)
+    """Decide a bundle and wait for the receipt: see `awaited.decisions`."""
+    return run(decisions.decide(CoreAtOnce(core), token, outcome, within=timeout))
 
 
 def submit_decision(core: BlockingCore, token: UUID, outcome: Decision) -> Future[bytes]:
@@ -58,32 +52,12 @@ def request_check(core: BlockingCore, token: UUID) -> None:
 
 def state_of(core: BlockingCore, token: UUID, timeout: float) -> BundleState | None:
     """Return the state of a bundle; None = the broker has no bundle of that token."""
-    try:
-        return BundleState[
-            core.call("tx.show", {"token": token.hex}, timeout=timeout, repeat=True)["state"]
-        ]
-    except UnknownTransaction:
-        return None
+    return run(decisions.state_of(CoreAtOnce(core), token, timeout))
 
 
 def await_state(
     core: BlockingCore, token: UUID, target: BundleState, deadline: float, *, check: bool = False
 ) -> BundleState | None:
-    """Poll a bundle until it reaches `target` or is rolled back, or until `deadline`.
-
-    Returns its last known state. `check` makes the broker ask the decider before each
-    poll. Errors of calls are retried.
-    """
-    pause, state = FIRST_PAUSE_S, None
-    while True:
-        left = max(deadline - time.monotonic(), FIRST_PAUSE_S)
-        try:
-            if check:
-                core.call("tx.check", {"token": token.hex}, timeout=left)
-            state = state_of(core, token, left)
-        except TxmqError:
-            pause = LONGEST_PAUSE_S
-        if (state is not None and state >= target) or time.monotonic() + pause >= deadline:
-            return state
-        time.sleep(pause)
-        pause = min(2 * pause, LONGEST_PAUSE_S)
+    """Wait for the state of a bundle: see `awaited.decisions`."""
+    waited = decisions.await_state(CoreAtOnce(core), token, target, deadline, check=check)
+    return run(waited)

@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any, Generic, NoReturn, Protocol, TypeVar, Unpack
 
 from txmq.client.protocol.audit import AuditEntry, AuditOptions
-from txmq.client.protocol.awaited.core import AwaitedCore
+from txmq.client.protocol.awaited.core import LoopCore
 from txmq.client.protocol.awaited.plans import ReplayPlan
 from txmq.client.protocol.letters import DeadLetter, LetterOptions
 from txmq.client.protocol.lives import Trace, merged
@@ -40,7 +40,7 @@ T = TypeVar("T")
 Columns = tuple[Sequence[bytes], Sequence[str | None] | None, Sequence[str | None] | None]
 
 
-class ClusterCore(AwaitedCore, Protocol):
+class ClusterCore(LoopCore, Protocol):
     """The core of one of several brokers."""
 
     @property

@@ -8,7 +8,7 @@ from collections.abc import Coroutine, Sequence
 from typing import Any
 from uuid import uuid4
 
-from txmq.client.protocol.awaited.core import AwaitedCore
+from txmq.client.protocol.awaited.core import LoopCore
 from txmq.client.protocol.sender.batches import (
     FIRST_PAUSE_S,
     LONGEST_PAUSE_S,
@@ -26,7 +26,7 @@ MAX_IN_FLIGHT = 32  # batches of one call; the broker remembers the receipts of 
 
 
 async def send_columns(
-    core: AwaitedCore, topic: str, rows: Rows, partition: int | None
+    core: LoopCore, topic: str, rows: Rows, partition: int | None
 ) -> list[StoredBatch]:
     """Send rows and return the stored batches, as `send_many` does."""
     await core.topic(topic)
@@ -58,7 +58,7 @@ async def send_columns(
 
 
 async def _send_batches(
-    core: AwaitedCore, batches: Sequence[OutgoingBatch]
+    core: LoopCore, batches: Sequence[OutgoingBatch]
 ) -> tuple[list[ConfirmedBatch], TxmqError | None]:
     """Send batches in a new producer session.
 

@@ -1,8 +1,11 @@
-"""Core of a face for the coroutines of this folder: its requests, topics and clock."""
+"""Core of a face for the coroutines of this folder: its requests, topics and clock.
+
+The blocking face has `txmq.client.blocking.at_once`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from collections.abc import Awaitable, Coroutine, Iterable
 from typing import Any, Protocol, TypeVar
 from uuid import UUID
 
@@ -13,40 +16,28 @@ from txmq.client.protocol.settings import ClientSettings
 T = TypeVar("T")
 
 
-class AwaitedCalls(Protocol):
-    """A client that makes control calls."""
-
-    def call(self, name: str, /, **args: object) -> Awaitable[dict[str, Any]]:
-        """Return the reply to a control call."""
-
-
 class AwaitedCore(Protocol):
-    """The shared state of one client on an event loop."""
+    """The shared state of one client."""
 
     settings: ClientSettings
     topics: TopicCache
 
-    @property
-    def known_log_id(self) -> UUID | None:
-        """The id of the broker's log, if it is known without asking."""
-
     def seconds(self) -> float:
-        """Return the time of the loop's clock."""
+        """Return the time of the clock of deadlines."""
 
     def sleep(self, seconds: float) -> Awaitable[object]:
         """Wait for so many seconds."""
 
-    def start(self, work: Coroutine[Any, Any, object]) -> None:
-        """Begin work that nobody waits for. A TxmqError of it is dropped."""
-
-    def gather(self, works: Iterable[Coroutine[Any, Any, T]]) -> Awaitable[list[T | Exception]]:
-        """Begin all works at once, and wait until each has ended."""
-
     async def call(
-        self, name: str, args: dict[str, Any], *, repeat: bool = False
+        self,
+        name: str,
+        args: dict[str, Any],
+        *,
+        repeat: bool = False,
+        within: float | None = None,
     ) -> dict[str, Any]:
         """Return the result of a control call; with `repeat`, it is made again after a
-        lost connection.
+        lost connection. `within` = the seconds for the answer; None = the client's.
         """
 
     async def topic(self, topic: str) -> TopicMetadata:
@@ -55,14 +46,41 @@ class AwaitedCore(Protocol):
     async def refresh(self, topic: str) -> TopicMetadata:
         """Return the topic as the broker describes it now."""
 
-    async def send_request(
+    async def log_id(self) -> UUID:
+        """Return the id of the broker's log. Raises as a call, unless it is known."""
+
+    async def request(
         self,
         opcode: int,
-        payload: Payload,
-        decode: Callable[[bytes], T] = ...,
-        rebuild: Callable[[], bytes] | None = None,
-    ) -> T:
-        """Return the decoded reply to a request.
+        payload: Payload = b"",
+        *,
+        repeat: bool = False,
+        within: float | None = None,
+    ) -> bytes:
+        """Return the payload of the reply to a request; as `call`."""
 
-        It is repeated after each lost connection.
+    async def send_request(self, opcode: int, payload: Payload) -> bytes:
+        """Return the reply to a request that may share its frame with others. It is
+        repeated after each lost connection.
         """
+
+
+class AwaitedClient(Protocol):
+    """A client, or what stands for the blocking one."""
+
+    @property
+    def _core(self) -> AwaitedCore: ...
+
+
+class LoopCore(AwaitedCore, Protocol):
+    """The shared state of a client on an event loop."""
+
+    @property
+    def known_log_id(self) -> UUID | None:
+        """The id of the broker's log, if it is known without asking."""
+
+    def start(self, work: Coroutine[Any, Any, object]) -> None:
+        """Begin work that nobody waits for. A TxmqError of it is dropped."""
+
+    def gather(self, works: Iterable[Coroutine[Any, Any, T]]) -> Awaitable[list[T | Exception]]:
+        """Begin all works at once, and wait until each has ended."""

@@ -1,4 +1,4 @@
-"""Jobs of clients on an event loop: those of the blocking client, awaited."""
+"""Jobs: the steps of `txmq.client.blocking.transaction.jobs`, for all faces."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from typing import Unpack
 from uuid import UUID
 
 from txmq.client.protocol.awaited.core import AwaitedCore
-from txmq.client.protocol.sender.rows import Fields, checked_messages
+from txmq.client.protocol.awaited.decisions import await_state
+from txmq.client.protocol.sender.rows import Fields, Rows, checked_messages
 from txmq.client.protocol.transaction.job_decision import (
     JobOutcome,
     decide_args,
@@ -16,13 +17,11 @@ from txmq.client.protocol.transaction.job_decision import (
     outcome_of,
 )
 from txmq.client.protocol.transaction.job_parts import JobParts
-from txmq.errors import StaleTopic, TxmqError
+from txmq.errors import StaleTopic
 from txmq.model.bundle import BundleState
 from txmq.model.message import COMMIT, ROLLBACK, Decision, Message
 from txmq.wire.bundle import BundleDescription, BundlePart, pack_part
 from txmq.wire.data_requests import Opcode
-
-POLL_S = 0.02  # of a bundle's state
 
 
 class Job:
@@ -61,7 +60,7 @@ class Job:
         """
         return await self._decide(COMMIT, winners)
 
-    async def wait_published(self, winners: Iterable[UUID], timeout: float = 5.0) -> bool:  # noqa: ASYNC109  # as of the blocking client
+    async def wait_published(self, winners: Iterable[UUID], timeout: float = 5.0) -> bool:  # noqa: ASYNC109  # as of the blocking face
         """Wait until consumers can see these bundles of a committed job; False = not
         yet.
 
@@ -70,10 +69,9 @@ class Job:
         """
         deadline = self._core.seconds() + timeout
         for one in winners:
-            while not await self._is_published(one):
-                if self._core.seconds() >= deadline:
-                    return False
-                await self._core.sleep(POLL_S)
+            state = await await_state(self._core, one, BundleState.PUBLISHED, deadline)
+            if state is not BundleState.PUBLISHED:
+                return False
         return True
 
     async def abort(self) -> JobOutcome:
@@ -89,16 +87,9 @@ class Job:
         args = decide_args(self.token, outcome, winners)
         return decided(await self._core.call("job.decide", args, repeat=True))
 
-    async def _is_published(self, bundle: UUID) -> bool:
-        try:
-            shown = await self._core.call("tx.show", {"token": bundle.hex}, repeat=True)
-        except TxmqError:
-            return False
-        return BundleState[shown["state"]] >= BundleState.PUBLISHED
-
 
 class JobBundle:
-    """The bundle of one attempt of one task.
+    """The bundle of one attempt of one task. For one coroutine or thread.
 
     It is stored in parts as messages come, so it may exceed this process's memory.
     After an error try the task again with another one.
@@ -119,14 +110,35 @@ class JobBundle:
     async def add(self, topic: str, message: Message, partition: int | None = None) -> None:
         """Add a message, as `send` does."""
         self._parts.add(topic, message, partition)
-        self._topics.add(topic)
-        if self._parts.full:
-            await self._store(self._parts.steps(seal=False))
+        await self._added(topic)
+
+    async def send_many(
+        self,
+        topic: str,
+        bodies: Sequence[bytes],
+        keys: Sequence[str | None] | None = None,
+        tags: Sequence[str | None] | None = None,
+        *,
+        partition: int | None = None,
+    ) -> None:
+        """Add messages given as columns. Raises as `send` does."""
+        self._parts.add_columns(topic, bodies, keys, tags, partition)
+        await self._added(topic)
+
+    async def send_rows(self, topic: str, rows: Rows, size: int) -> None:
+        """Add rows of about so many bytes, for txmq's own jobs."""
+        self._parts.add_rows(topic, rows, size, None)
+        await self._added(topic)
 
     async def store(self) -> UUID:
         """Complete the bundle and return its token."""
         await self._store(self._parts.steps(seal=True))
         return self.token
+
+    async def _added(self, topic: str) -> None:
+        self._topics.add(topic)
+        if self._parts.full:
+            await self._store(self._parts.steps(seal=False))
 
     async def _store(self, steps: Generator[BundlePart, None, None]) -> None:
         for topic in self._topics:

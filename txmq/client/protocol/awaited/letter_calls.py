@@ -1,15 +1,15 @@
-"""Calls for dead letters, the audit topic and lives, of clients on an event loop."""
+"""Calls for dead letters, the audit topic and lives, of clients of any face."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
-from typing import Any, Protocol, TypeVar, Unpack
+from typing import Protocol, Unpack
+from uuid import UUID
 
 from txmq.client.protocol.audit import AuditEntry, AuditOptions, AuditPages
-from txmq.client.protocol.awaited.core import AwaitedCalls, AwaitedCore
+from txmq.client.protocol.awaited.core import AwaitedClient
 from txmq.client.protocol.awaited.jobs import Job
-from txmq.client.protocol.call_steps import CallRun, CallSteps
 from txmq.client.protocol.letter_changes import (
     IMPORT_EXPIRES_S,
     NO_ANSWER,
@@ -32,26 +32,23 @@ from txmq.client.protocol.lives import Trace, trace_steps
 from txmq.client.protocol.message_search import message_id_of
 from txmq.client.protocol.named_jobs import current_job
 from txmq.client.protocol.transaction.job_decision import require_committed
-from txmq.errors import TxmqError
+from txmq.crashpoints import crashpoint
 from txmq.model.message import Receipt
 
-T = TypeVar("T")
 
+class JobClient(AwaitedClient, Protocol):
+    """A client that has jobs."""
 
-class WaitingCalls(AwaitedCalls, Protocol):
-    """A client whose state is at hand, as its clock."""
-
-    @property
-    def _core(self) -> AwaitedCore: ...
+    def job(self, token: UUID, *, expire_after: float) -> Job: ...
 
 
 class AwaitedLetterCalls:
     """The part of a client that changes dead letters, and tells what became of
-    messages. Arguments, results and errors are those of the blocking client.
+    messages.
     """
 
     async def replay_letters(
-        self: AwaitedCalls,
+        self: AwaitedClient,
         group: str,
         letters: Sequence[Place | DeadLetter] | None = None,
         *,
@@ -60,14 +57,17 @@ class AwaitedLetterCalls:
         reason: str = "",
         **selection: Unpack[LetterOptions],
     ) -> ChangedLetters:
-        """Put open dead letters back."""
+        """Put open dead letters back: those at these places, or all of a selection.
+
+        For many letters, a `plan` has a rate and rules to stop by.
+        """
         by = {"operator": operator, "reason": reason}
-        return await awaited_calls(
-            self.call, change_steps("dlq.replay", group, letters, saved, selection, **by)
+        return await change_steps(
+            self._core.call, "dlq.replay", group, letters, saved, selection, **by
         )
 
     async def abandon_letters(
-        self: AwaitedCalls,
+        self: AwaitedClient,
         group: str,
         letters: Sequence[Place | DeadLetter] | None = None,
         *,
@@ -76,14 +76,14 @@ class AwaitedLetterCalls:
         reason: str,
         **selection: Unpack[LetterOptions],
     ) -> ChangedLetters:
-        """Close open dead letters for good."""
+        """Close open dead letters for good; their keys go on."""
         by = {"operator": operator, "reason": reason}
-        return await awaited_calls(
-            self.call, change_steps("dlq.abandon", group, letters, saved, selection, **by)
+        return await change_steps(
+            self._core.call, "dlq.abandon", group, letters, saved, selection, **by
         )
 
     async def redrive_letters(  # noqa: PLR0913  # what a redrive is
-        self: AwaitedCalls,
+        self: AwaitedClient,
         group: str,
         letters: Sequence[Place | DeadLetter] | None = None,
         *,
@@ -96,34 +96,41 @@ class AwaitedLetterCalls:
         reason: str,
         **selection: Unpack[LetterOptions],
     ) -> ChangedLetters:
-        """Copy open dead letters to a topic, or give them to another group."""
+        """Copy open dead letters to a topic, or give them to another group; each once,
+        unless `again`. With `abandon` the letters end in the same record.
+
+        A copy in a topic is a new message with headers of its origin. A group gets the
+        messages themselves, as they are for the first one.
+        """
         args = redrive_args(to, to_group, abandon=abandon, again=again)
         by = {"operator": operator, "reason": reason}
-        return await awaited_calls(
-            self.call, change_steps("dlq.redrive", group, letters, saved, selection, **args, **by)
+        return await change_steps(
+            self._core.call, "dlq.redrive", group, letters, saved, selection, **args, **by
         )
 
     async def try_letter(
-        self: WaitingCalls,
+        self: AwaitedClient,
         letter: DeadLetter,
         *,
         member: str,
         operator: str,
         reason: str = "",
-        timeout: float = 30.0,  # noqa: ASYNC109  # as the other face has it
+        timeout: float = 30.0,  # noqa: ASYNC109  # as of the blocking face
     ) -> Trial:
-        """Deliver an open dead letter once, to one member, and wait for the outcome."""
+        """Deliver an open dead letter once, to one member of its group, and wait for
+        the outcome. If the member fails it, it is a dead letter again.
+        """
         until = self._core.seconds() + timeout
-        tried = await self.call("dlq.try", **try_args(letter, member, operator, reason))
+        tried = await self._core.call("dlq.try", try_args(letter, member, operator, reason))
         wanted = tried_args(letter, tried)
-        while (found := Trial(**await self.call("dlq.tried", **wanted))).outcome == NO_ANSWER:
+        while (found := Trial(**await self._core.call("dlq.tried", wanted))).outcome == NO_ANSWER:
             if self._core.seconds() >= until:
                 break
             await self._core.sleep(TRIAL_POLL_S)
         return found
 
     async def export_letters(
-        self: AwaitedCalls,
+        self: AwaitedClient,
         group: str,
         file: str | Path,
         *,
@@ -133,65 +140,65 @@ class AwaitedLetterCalls:
         reason: str = "",
         **selection: Unpack[LetterOptions],
     ) -> ExportedLetters:
-        """Write dead letters to a new file."""
+        """Write dead letters to a new file: lines of JSON, with exact bodies.
+
+        The file has its name once it is whole and on disk. With `mark` the letters are
+        then noted as exported, for a group that keeps them until then. Raises
+        ConfigError for a file that exists or cannot be written.
+        """
         chosen = {"group": group, **selection_args(saved, selection)}
         with new_file(Path(file), group) as writer:
-            written = await awaited_calls(self.call, export_steps(chosen, writer))
+            written = await export_steps(self._core.call, chosen, writer)
         marked = ChangedLetters([], [])
         if mark:
-            marked = await awaited_calls(self.call, mark_steps(group, written, operator, reason))
+            marked = await mark_steps(self._core.call, group, written, operator, reason)
         return ExportedLetters(writer.letters, writer.damaged, len(marked.done), marked.refused)
 
     async def import_letters(
-        self: WaitingCalls, file: str | Path, *, to: str, operator: str, again: bool = False
+        self: JobClient, file: str | Path, *, to: str, operator: str, again: bool = False
     ) -> ImportedLetters:
-        """Send the messages of an export to a topic, once, all or none of them."""
+        """Send the messages of an export to a topic, all or none of them, with headers
+        of their origin.
+
+        A file is sent to a topic once, however often that is tried, unless `again`. The
+        broker knows it for 400 days. Raises ConfigError for a file that is not whole,
+        and TransactionAborted if it took more than a day.
+        """
         copies, damaged, name = copies_of(Path(file), operator, to, again=again)
-        named = await awaited_calls(self.call, current_job(name))
+        named = await current_job(self._core.call, name)
         if copies and not named.committed:
-            job = Job(self._core, named.token, expire_after=IMPORT_EXPIRES_S)
+            job = self.job(named.token, expire_after=IMPORT_EXPIRES_S)
             bundle = job.group()
             for letter, headers in copies:
                 await bundle.send(to, letter.data, key=letter.key, tag=letter.tag, headers=headers)
             stored = await bundle.store()
+            crashpoint("import.before_decision")
             decided = await job.decide([stored])
             require_committed(job.token, decided)
+            crashpoint("import.after_decision")
             if decided.repeated:  # somebody else has sent the same file meanwhile
                 return ImportedLetters(len(copies), damaged, repeated=True)
             await job.wait_published([stored])
         return ImportedLetters(len(copies), damaged, named.committed)
 
     async def audit(
-        self: AwaitedCalls, **wanted: Unpack[AuditOptions]
+        self: AwaitedClient, **wanted: Unpack[AuditOptions]
     ) -> AsyncIterator[AuditEntry]:
-        """Iterate over what operators did, oldest first, for `async for`."""
+        """Iterate over what operators did, oldest first, page by page."""
         pages = AuditPages(wanted)
         while (args := pages.next_args()) is not None:
-            for entry in pages.read(await self.call("audit.list", **args)):
+            for entry in pages.read(await self._core.call("audit.list", args)):
                 yield entry
 
     async def trace(
-        self: AwaitedCalls,
+        self: AwaitedClient,
         key: str | None = None,
         *,
         message_id: Receipt | str | None = None,
         limit: int = 20,
     ) -> Trace:
-        """Return the life of a key or a message in all topics."""
+        """Return the life of a key or a message in all topics: transaction, decision,
+        deliveries, failures, edits, replays, and what operators did.
+        """
         name = None if message_id is None else message_id_of(message_id)
-        return await awaited_calls(self.call, trace_steps(key, name, limit))
-
-
-async def awaited_calls(call: Callable[..., Awaitable[dict[str, Any]]], steps: CallSteps[T]) -> T:
-    """Make the calls one after the other, and return the result."""
-    run = CallRun(steps)
-    while run.call is not None:
-        name, args = run.call
-        try:
-            reply = await call(name, **args)
-        except TxmqError as error:
-            run.fail(error)
-        else:
-            run.reply(reply)
-    result: T = run.result
-    return result
+        return await trace_steps(self._core.call, key, name, limit)

@@ -1,26 +1,38 @@
-"""Calls about single messages and letters, of clients on an event loop."""
+"""Calls about single messages and letters, of clients of any face."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping
 from datetime import datetime
 from typing import Unpack
+from uuid import UUID
 
 from pydantic import BaseModel
 
-from txmq.client.protocol.awaited.core import AwaitedCalls
+from txmq.client.protocol.awaited.core import AwaitedClient
+from txmq.client.protocol.awaited.jobs import Job
 from txmq.client.protocol.awaited.letter_calls import AwaitedLetterCalls
+from txmq.client.protocol.awaited.plans import ReplayPlan
 from txmq.client.protocol.letter_edits import BodyCheck, edit_args, revert_args
 from txmq.client.protocol.letters import DeadLetter, LetterOptions, LetterSearch
-from txmq.client.protocol.message_search import FoundMessage, MessageSearch
+from txmq.client.protocol.message_search import FoundMessage, MessageSearch, message_id_of
+from txmq.client.protocol.transaction.tokens import new_token, parse_token
 from txmq.model.message import Receipt
 
 
 class AwaitedMessageCalls(AwaitedLetterCalls):
     """The part of a client for single messages and letters."""
 
+    async def recall(self: AwaitedClient, message: Receipt | str) -> None:
+        """Take back a message that was sent with a time of delivery.
+
+        The message is named by its receipt or its id. A second recall does no harm.
+        Raises RecallTooLate where the message is published already, or not known.
+        """
+        await self._core.call("message.recall", {"ids": [message_id_of(message)]})
+
     async def find(
-        self: AwaitedCalls,
+        self: AwaitedClient,
         topic: str | None = None,
         *,
         message_id: Receipt | str | None = None,
@@ -30,34 +42,58 @@ class AwaitedMessageCalls(AwaitedLetterCalls):
         start: datetime | int | None = None,
         end: datetime | int | None = None,
     ) -> AsyncIterator[FoundMessage]:
-        """Find the messages of a topic that match all arguments, for `async for`.
+        """Find the messages of a topic that match all arguments, page by page.
 
-        The arguments and errors are those of the blocking client's `find`.
+        They come in the order of partitions and offsets. A `partition` and a span of
+        storage time (from `start`, before `end`) narrow the search; the broker scans
+        the rest. A `message_id` alone finds a message that waits for its time, or one
+        of a transaction of the last seven days, in any topic. Raises UnknownTopic, and
+        the errors of a call.
         """
         search = MessageSearch(topic, message_id, key, partition, offset, start, end)
-        while (call := search.next_call()) is not None:
-            for found in search.read_reply(await self.call(call[0], **call[1])):
+        while (asked := search.next_call()) is not None:
+            for found in search.read_reply(await self._core.call(*asked)):
                 yield found
 
     async def letters(
-        self: AwaitedCalls,
+        self: AwaitedClient,
         group: str,
         *,
         saved: str | None = None,
         bodies: bool = False,
         **selection: Unpack[LetterOptions],
     ) -> AsyncIterator[DeadLetter]:
-        """Select the dead letters of a consumer group, for `async for`.
+        """Select the dead letters of a consumer group, page by page, in the order of
+        their deaths.
 
-        The arguments and errors are those of the blocking client's `letters`.
+        The letters have all properties in `selection`, or those of the selection that
+        was `saved` by its name; by default they are the open ones. Those that die after
+        the first page are left out. Raises UnknownGroup, UnknownTopic, and the errors
+        of a call.
         """
         search = LetterSearch(group, saved, selection, bodies=bodies)
         while (args := search.next_args()) is not None:
-            for letter in search.read(await self.call("dlq.list", **args)):
+            for letter in search.read(await self._core.call("dlq.list", args)):
                 yield letter
 
+    def job(
+        self: AwaitedClient, token: UUID | bytes | str | None = None, *, expire_after: float = 0.0
+    ) -> Job:
+        """Return the job with this token, or a new job: see Job.
+
+        A job stores bundles one by one, and one decision publishes all of them.
+        """
+        named = new_token() if token is None else parse_token(token)
+        return Job(self._core, named, expire_after=expire_after)
+
+    def plan(self: AwaitedClient, name: str) -> ReplayPlan:
+        """Return the replay plan of this name, to create it, to look at it, or to order
+        what the broker shall do with it.
+        """
+        return ReplayPlan(self, name)
+
     async def edit_letter(  # what an edit is
-        self: AwaitedCalls,
+        self: AwaitedClient,
         letter: DeadLetter,
         *,
         body: bytes | None = None,
@@ -66,20 +102,25 @@ class AwaitedMessageCalls(AwaitedLetterCalls):
         operator: str,
         reason: str,
     ) -> int:
-        """Give an open dead letter another body or other headers.
+        """Give an open dead letter another body, other headers (all of them), or both,
+        for its group only; return the number of its edits.
 
-        Arguments, result and errors are those of the blocking client's `edit_letter`.
+        It stays the same message, and an inbox knows it as such. A new body is first
+        checked against `model`: a pydantic model, or a function that raises an
+        exception.
+        Raises LocalProtocolError where it does not fit, Conflict where the letter is
+        not open any more, or was edited since `letter` was read.
         """
         args = edit_args(
             letter, body=body, headers=headers, model=model, operator=operator, reason=reason
         )
-        return int((await self.call("dlq.edit", **args))["edits"])
+        return int((await self._core.call("dlq.edit", args))["edits"])
 
     async def revert_letter(
-        self: AwaitedCalls, letter: DeadLetter, *, operator: str, reason: str
+        self: AwaitedClient, letter: DeadLetter, *, operator: str, reason: str
     ) -> int:
-        """Give an edited dead letter what was published again; see the blocking
-        client's `revert_letter`.
+        """Give an edited dead letter what was published again; return the number of its
+        edits, this one included.
         """
         args = revert_args(letter, operator=operator, reason=reason)
-        return int((await self.call("dlq.edit", **args))["edits"])
+        return int((await self._core.call("dlq.edit", args))["edits"])

@@ -1,11 +1,11 @@
-"""Replay plans of clients on an event loop."""
+"""Replay plans of a client of any face."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import Unpack
 
-from txmq.client.protocol.awaited.core import AwaitedCalls
+from txmq.client.protocol.awaited.core import AwaitedClient
 from txmq.client.protocol.letters import LetterOptions
 from txmq.client.protocol.plans import (
     RESTING,
@@ -18,19 +18,16 @@ from txmq.client.protocol.plans import (
     create_args,
     parse_status,
 )
+from txmq.errors import RequestTimeout
 
 POLL_S = 0.1
-Sleep = Callable[[float], Awaitable[object]]
 
 
 class ReplayPlan:
-    """A replay plan at the broker, by its name; see that of the blocking client.
+    """A replay plan at the broker, by its name; as that of the blocking client."""
 
-    Methods are coroutines; cancel one for an end before its time.
-    """
-
-    def __init__(self, calls: AwaitedCalls, sleep: Sleep, name: str) -> None:
-        self._calls, self._sleep, self.name = calls, sleep, name
+    def __init__(self, client: AwaitedClient, name: str) -> None:
+        self._core, self.name = client._core, name  # noqa: SLF001  # of its client
 
     async def create(
         self,
@@ -43,34 +40,42 @@ class ReplayPlan:
         reason: str = "",
         **selection: Unpack[LetterOptions],
     ) -> PlanStatus:
-        """Make the plan of the open letters of a selection, and wait until it is
-        frozen.
+        """Make the plan of a selection of open letters, and wait until it is frozen.
+
+        The letters have all properties in `selection`, or those of the selection that
+        was `saved` by its name. Or they are those at these places: topic, partition,
+        offset. A repetition with the same arguments does no harm.
         """
         args = create_args(
             self.name, group, saved, options, selection, letters, operator=operator, reason=reason
         )
-        await self._calls.call("plan.create", **args)
+        await self._core.call("plan.create", args)
         for call, its_args in add_calls(self.name, letters):
-            await self._calls.call(call, **its_args)
+            await self._core.call(call, its_args)
         while (shown := await self.show()).state == "building":
-            await self._sleep(POLL_S)
+            await self._core.sleep(POLL_S)
         return shown
 
     async def show(self) -> PlanStatus:
         """Return the plan as it stands."""
-        return parse_status(await self._calls.call("plan.show", name=self.name))
+        return parse_status(await self._core.call("plan.show", {"name": self.name}))
 
     async def letters(self, outcome: str | None = None) -> AsyncIterator[PlannedLetter]:
-        """Iterate over the plan's letters in the order of publication."""
+        """Iterate over the plan's letters in the order of publication, page by page."""
         pages = PlanLetterPages(self.name, outcome)
         while (args := pages.next_args()) is not None:
-            for letter in pages.read(await self._calls.call("plan.letters", **args)):
+            for letter in pages.read(await self._core.call("plan.letters", args)):
                 yield letter
 
-    async def wait(self) -> PlanStatus:
-        """Wait until the plan is paused or over, and return it."""
+    async def wait(self, timeout: float | None = None) -> PlanStatus:  # noqa: ASYNC109  # as of the blocking face
+        """Wait until the plan is paused or over, and return it. Raises RequestTimeout
+        after `timeout` seconds.
+        """
+        until = None if timeout is None else self._core.seconds() + timeout
         while (shown := await self.show()).state not in RESTING:
-            await self._sleep(POLL_S)
+            if until is not None and self._core.seconds() >= until:
+                raise RequestTimeout(f"plan {self.name!r} is {shown.state} after {timeout} s")
+            await self._core.sleep(POLL_S)
         return shown
 
     async def approve(self, *, operator: str | None = None, reason: str = "") -> None:
@@ -104,4 +109,6 @@ class ReplayPlan:
         await self._order("delete", operator, reason)
 
     async def _order(self, what: str, operator: str | None, reason: str) -> None:
-        await self._calls.call(f"plan.{what}", name=self.name, operator=operator, reason=reason)
+        await self._core.call(
+            f"plan.{what}", {"name": self.name, "operator": operator, "reason": reason}
+        )

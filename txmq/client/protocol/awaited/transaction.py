@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from types import TracebackType
 from typing import Any, Self, Unpack
 
-from txmq.client.protocol.awaited.core import AwaitedCore
+from txmq.client.protocol.awaited.core import LoopCore
 from txmq.client.protocol.sender.routing import Routing
 from txmq.client.protocol.sender.rows import Fields, micros_now
 from txmq.client.protocol.transaction.acks import AckOwner, ack_owner_of, require_same_log
@@ -43,7 +43,7 @@ class Transaction:
     Nothing is sent where the block raises. It needs no thread.
     """
 
-    def __init__(self, core: AwaitedCore) -> None:
+    def __init__(self, core: LoopCore) -> None:
         self._core = core
         self._buffer = Buffer(core.topics)
         self._topics: dict[str, None] = {}
@@ -178,14 +178,14 @@ class ClusterTransaction(Transaction):
 
     def __init__(
         self,
-        cores: Sequence[AwaitedCore],
+        cores: Sequence[LoopCore],
         routing: Routing,
         look_up: Callable[[Iterable[str]], Awaitable[None]],
     ) -> None:
         """`look_up` asks the brokers for their partitions of topics."""
         super().__init__(cores[0])
         self._cores, self._routing, self._look_up = cores, routing, look_up
-        self._acked_at: AwaitedCore | None = None
+        self._acked_at: LoopCore | None = None
 
     def ack(self, delivered: object) -> None:
         """Ack a message or batch of a consumer of this cluster, if the block does not
