@@ -310,13 +310,6 @@ class Cluster(TypedTopicCalls, AwaitedCluster[Client, AioCore], AioCloseable):
         assert number is not None, "a partition was named"
         return await self.clients[broker].read(topic, number, offset, wait=wait)
 
-    async def recall(self, message: Receipt | str) -> None:
-        """Take back a message that was sent with a time of delivery.
-
-        See `recall` of the blocking Cluster.
-        """
-        await self._recall(message)
-
     def register_checker(self, name: str, checker: Checker) -> None:
         """Let this process decide half transactions of all brokers.
 

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import fields as fields_of
-from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar, Unpack, overload
 from uuid import UUID
 from weakref import WeakSet
 
+from txmq.client.blocking.at_once import ClientAtOnce
 from txmq.client.blocking.client import Client
 from txmq.client.blocking.concurrently import run_concurrently
 from txmq.client.blocking.consumer.consumer import Consumers, consume_cluster
@@ -23,11 +23,8 @@ from txmq.client.blocking.transaction.checkers import Checker
 from txmq.client.blocking.transaction.half import HalfTransaction
 from txmq.client.blocking.transaction.transaction import Transaction
 from txmq.client.blocking.typed import TypedTopicCalls
-from txmq.client.protocol.audit import AuditEntry, AuditOptions
+from txmq.client.protocol.awaited.cluster_calls import ClusterCalls, OneBrokerCalls
 from txmq.client.protocol.consumer.settings import ConsumerOptions
-from txmq.client.protocol.letters import DeadLetter, LetterOptions
-from txmq.client.protocol.lives import Trace, merged
-from txmq.client.protocol.message_search import FoundMessage
 from txmq.client.protocol.offsets import OffsetStore
 from txmq.client.protocol.reader import ReaderStart
 from txmq.client.protocol.sender.batches import StoredBatch
@@ -39,11 +36,10 @@ from txmq.client.protocol.sender.routing import (
     can_fail_over,
     merge_receipts,
     of_one_broker,
-    recall_refusal,
     select_rows,
 )
 from txmq.client.protocol.sender.rows import Fields, check_columns, checked_messages
-from txmq.client.protocol.settings import CLOSE_S, ClientSettings, no_spool
+from txmq.client.protocol.settings import CLOSE_S, ClientSettings
 from txmq.client.protocol.transaction.half_message import HalfMessage
 from txmq.client.protocol.transaction.options import (
     CHECK_AFTER_S,
@@ -53,7 +49,8 @@ from txmq.client.protocol.transaction.options import (
     XaOptions,
 )
 from txmq.client.protocol.typed.bodies import Topics
-from txmq.errors import TxmqError, UnknownGroup, UnknownTopic
+from txmq.errors import TxmqError
+from txmq.faces import blocking, iterating
 from txmq.model.message import Message, Receipt
 
 if TYPE_CHECKING:  # psycopg2 is for programs that have a database
@@ -65,7 +62,20 @@ T = TypeVar("T")
 Send = Callable[[Client, int | None, float], T]  # at a broker, to a partition, within seconds
 
 
-class Cluster(TypedTopicCalls):
+class _Stated(ClusterCalls[ClientAtOnce]):
+    """The calls as all faces have them."""
+
+    def __init__(self, clients: Sequence[Client], routing: Routing) -> None:
+        self.clients = tuple(client._stated for client in clients)  # noqa: SLF001  # of this face
+        self._routing = routing
+
+    async def _route(self, topic: str, key: str | None, partition: int | None) -> SendRoute:
+        route = self._routing.required_route(topic, key, partition)
+        assert route is not None, "a partition is at one broker"
+        return route
+
+
+class Cluster(TypedTopicCalls, OneBrokerCalls):
     """A client of several brokers, for any number of threads.
 
     `txmq.connect` makes it from a sequence of URLs. A `with` block closes it at its
@@ -89,6 +99,7 @@ class Cluster(TypedTopicCalls):
         self._routing = Routing(urls, settings, self._partitions, partition_map)
         self._cores = tuple(BlockingCore(url, self._routing.broker_settings) for url in urls)
         self.clients = tuple(map(Client, self._cores))
+        self._stated = _Stated(self.clients, self._routing)
         self._consumers = WeakSet[Consumers]()
 
     def _partitions(self, broker: int, topic: str) -> int:
@@ -364,6 +375,10 @@ class Cluster(TypedTopicCalls):
         assert refusal is not None, "there is at least one broker"
         raise refusal
 
+    def xa_resource(self, owner: str | None = None) -> NoReturn:
+        """Each broker is a resource of its own: `client.xa_resource` of `clients`."""
+        raise of_one_broker("xa_resource(…)")
+
     def consumer(self, group: str, topics: Topics, **options: Unpack[ConsumerOptions]) -> Consumers:
         """Join a consumer group at each broker; see `Client.consumer`.
 
@@ -393,108 +408,17 @@ class Cluster(TypedTopicCalls):
         open_reader(readers)
         return readers
 
-    def letters(
-        self,
-        group: str,
-        *,
-        saved: str | None = None,
-        bodies: bool = False,
-        **selection: Unpack[LetterOptions],
-    ) -> Iterator[DeadLetter]:
-        """Select the dead letters of a consumer group, one broker after the other.
-
-        See `Client.letters`. Raises UnknownGroup or UnknownTopic where no broker has
-        one, and BrokerUnavailable where one of them is away, after the letters of those
-        before.
-        """
-        unknown = list[UnknownGroup | UnknownTopic]()
-        for client in self.clients:
-            try:
-                yield from client.letters(group, saved=saved, bodies=bodies, **selection)
-            except (UnknownGroup, UnknownTopic) as error:
-                unknown.append(error)
-        if len(unknown) == len(self.clients):
-            raise unknown[0]
-
-    def audit(self, **wanted: Unpack[AuditOptions]) -> Iterator[AuditEntry]:
-        """Iterate over what operators did, one broker after the other."""
-        for client in self.clients:
-            yield from client.audit(**wanted)
-
-    def trace(
-        self,
-        key: str | None = None,
-        *,
-        message_id: Receipt | str | None = None,
-        limit: int = 20,
-    ) -> Trace:
-        """Return the life of a key or a message at all brokers; `limit` is that of
-        each.
-        """
-        return merged(
-            [client.trace(key, message_id=message_id, limit=limit) for client in self.clients]
-        )
+    letters = iterating(ClusterCalls.letters)
+    audit = iterating(ClusterCalls.audit)
+    trace = blocking(ClusterCalls.trace)
+    find = iterating(ClusterCalls.find)
+    recall = blocking(ClusterCalls.recall)
 
     def plan(self, name: str, broker: int = 0) -> ReplayPlan:
         """Return a replay plan of one of the brokers, by its number in the URLs: each
         has plans of its own letters.
         """
         return self.clients[broker].plan(name)
-
-    def find(
-        self,
-        topic: str | None = None,
-        *,
-        message_id: Receipt | str | None = None,
-        key: str | None = None,
-        partition: int | None = None,
-        offset: int = 0,
-        start: datetime | int | None = None,
-        end: datetime | int | None = None,
-    ) -> Iterator[FoundMessage]:
-        """Find the messages that match all arguments, one broker after the other.
-
-        See `Client.find`. Raises UnknownTopic where no broker has the topic, and
-        BrokerUnavailable where one of them is away, after the messages of those before.
-        """
-        clients, number = self.clients, None
-        if partition is not None and topic is not None:
-            route = self._routing.required_route(topic, None, partition)
-            assert route is not None, "a partition is at one broker"
-            clients, number = (self.clients[route.broker],), route.partition
-        unknown = list[UnknownTopic]()
-        for client in clients:
-            try:
-                yield from client.find(
-                    topic,
-                    message_id=message_id,
-                    key=key,
-                    partition=number,
-                    offset=offset,
-                    start=start,
-                    end=end,
-                )
-            except UnknownTopic as error:
-                unknown.append(error)
-        if len(unknown) == len(clients):
-            raise unknown[0]
-
-    def recall(self, message: Receipt | str) -> None:
-        """Take back a message that was sent with a time of delivery; see
-        `Client.recall`.
-
-        Asks one broker after the other. Raises BrokerUnavailable where one is away and
-        the others do not have the message.
-        """
-        refusals = list[TxmqError]()
-        for client in self.clients:
-            try:
-                client.recall(message)
-            except TxmqError as error:
-                refusals.append(error)
-            else:
-                return
-        raise recall_refusal(refusals)
 
     def register_checker(self, name: str, checker: Checker) -> None:
         """Let this process decide half transactions of all brokers.
@@ -508,57 +432,6 @@ class Cluster(TypedTopicCalls):
     def log_id(self) -> UUID:
         """Each broker has a log of its own: `client.log_id` of each of `clients`."""
         raise of_one_broker("log_id")
-
-    @property
-    def spool(self) -> NoReturn:
-        """A cluster has no spool. Raises ConfigError."""
-        raise no_spool()
-
-    def call(self, name: str, /, **args: object) -> NoReturn:
-        """Control calls concern one broker: `client.call` of one of `clients`."""
-        raise of_one_broker(f"call({name!r}, …)")
-
-    def edit_letter(self, letter: DeadLetter, **edit: object) -> NoReturn:
-        """A letter is at one broker: `client.edit_letter` of one of `clients`."""
-        raise of_one_broker("edit_letter(…)")
-
-    def revert_letter(self, letter: DeadLetter, **edit: object) -> NoReturn:
-        """A letter is at one broker: `client.revert_letter` of one of `clients`."""
-        raise of_one_broker("revert_letter(…)")
-
-    def replay_letters(self, *args: object, **options: object) -> NoReturn:
-        """Letters are at one broker: `client.replay_letters` of one of `clients`."""
-        raise of_one_broker("replay_letters(…)")
-
-    def abandon_letters(self, *args: object, **options: object) -> NoReturn:
-        """Letters are at one broker: `client.abandon_letters` of one of `clients`."""
-        raise of_one_broker("abandon_letters(…)")
-
-    def redrive_letters(self, *args: object, **options: object) -> NoReturn:
-        """Letters are at one broker: `client.redrive_letters` of one of `clients`."""
-        raise of_one_broker("redrive_letters(…)")
-
-    def try_letter(self, *args: object, **options: object) -> NoReturn:
-        """A letter is at one broker: `client.try_letter` of one of `clients`."""
-        raise of_one_broker("try_letter(…)")
-
-    def export_letters(self, *args: object, **options: object) -> NoReturn:
-        """Letters are at one broker: `client.export_letters` of one of `clients`."""
-        raise of_one_broker("export_letters(…)")
-
-    def import_letters(self, *args: object, **options: object) -> NoReturn:
-        """Copies go to one broker: `client.import_letters` of one of `clients`."""
-        raise of_one_broker("import_letters(…)")
-
-    def xa_resource(self, owner: str | None = None) -> NoReturn:
-        """Each broker is a resource of its own: `client.xa_resource` of `clients`."""
-        raise of_one_broker("xa_resource(…)")
-
-    def job(
-        self, token: UUID | bytes | str | None = None, *, expire_after: float = 0.0
-    ) -> NoReturn:
-        """A job is at one broker: `client.job` of one of `clients`."""
-        raise of_one_broker("job(…)")
 
     def close(self, timeout: float = CLOSE_S) -> None:
         """Close the clients of all brokers, their consumers first."""

@@ -281,12 +281,12 @@ class Cluster(TypedTopicCalls, AwaitedCluster[Client, TwistedCore], AsyncCloseab
 
         return _start(read())
 
-    def recall(self, message: Receipt | str) -> Deferred[None]:
+    def recall(self, message: Receipt | str) -> Deferred[None]:  # type: ignore[override]  # begins at once
         """Take back a message that was sent with a time of delivery.
 
         See `recall` of the blocking Cluster.
         """
-        return _start(self._recall(message))
+        return _start(super().recall(message))
 
     def register_checker(self, name: str, checker: AnyChecker) -> None:
         """Let this process decide half transactions of all brokers.

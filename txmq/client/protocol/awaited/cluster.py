@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import (
-    AsyncGenerator,
-    AsyncIterator,
     Awaitable,
     Callable,
     Iterable,
     Mapping,
     Sequence,
 )
-from datetime import datetime
 from functools import partial
-from typing import Any, Generic, NoReturn, Protocol, TypeVar, Unpack
+from typing import Any, Generic, NoReturn, Protocol, TypeVar
 
-from txmq.client.protocol.audit import AuditEntry, AuditOptions
+from txmq.client.protocol.awaited.cluster_calls import (
+    CallingClient,
+    ClusterCalls,
+    OneBrokerCalls,
+)
 from txmq.client.protocol.awaited.core import LoopCore
 from txmq.client.protocol.awaited.plans import ReplayPlan
-from txmq.client.protocol.letters import DeadLetter, LetterOptions
-from txmq.client.protocol.lives import Trace, merged
-from txmq.client.protocol.message_search import FoundMessage
 from txmq.client.protocol.sender.batches import StoredBatch
 from txmq.client.protocol.sender.routing import (
     Routing,
@@ -29,11 +27,10 @@ from txmq.client.protocol.sender.routing import (
     can_fail_over,
     merge_receipts,
     of_one_broker,
-    recall_refusal,
     select_rows,
 )
-from txmq.client.protocol.settings import ClientSettings, no_spool
-from txmq.errors import TxmqError, UnknownGroup, UnknownTopic
+from txmq.client.protocol.settings import ClientSettings
+from txmq.errors import TxmqError
 from txmq.model.message import Message, Receipt
 
 T = TypeVar("T")
@@ -53,9 +50,10 @@ class ClusterCore(LoopCore, Protocol):
         """Connect, within so many seconds."""
 
 
-class BrokerClient(Protocol):
+class BrokerClient(CallingClient, Protocol):
     """The client of one of several brokers."""
 
+    def plan(self, name: str) -> ReplayPlan: ...
     def send_batch(
         self, topic: str, messages: Iterable[Message], *, partition: int | None = None
     ) -> Awaitable[list[Receipt]]: ...
@@ -68,35 +66,6 @@ class BrokerClient(Protocol):
         *,
         partition: int | None = None,
     ) -> Awaitable[list[StoredBatch]]: ...
-    def recall(self, message: Receipt | str) -> Awaitable[None]: ...
-    def plan(self, name: str) -> ReplayPlan: ...
-    def letters(
-        self,
-        group: str,
-        *,
-        saved: str | None = None,
-        bodies: bool = False,
-        **selection: Unpack[LetterOptions],
-    ) -> AsyncIterator[DeadLetter]: ...
-    def audit(self, **wanted: Unpack[AuditOptions]) -> AsyncIterator[AuditEntry]: ...
-    def trace(
-        self,
-        key: str | None = None,
-        *,
-        message_id: Receipt | str | None = None,
-        limit: int = 20,
-    ) -> Awaitable[Trace]: ...
-    def find(
-        self,
-        topic: str | None = None,
-        *,
-        message_id: Receipt | str | None = None,
-        key: str | None = None,
-        partition: int | None = None,
-        offset: int = 0,
-        start: datetime | int | None = None,
-        end: datetime | int | None = None,
-    ) -> AsyncIterator[FoundMessage]: ...
 
 
 C = TypeVar("C", bound=BrokerClient)
@@ -104,10 +73,9 @@ K = TypeVar("K", bound=ClusterCore)
 Send = Callable[[C, int | None], Awaitable[T]]  # at a broker, to a partition
 
 
-class AwaitedCluster(Generic[C, K]):
+class AwaitedCluster(ClusterCalls[C], OneBrokerCalls, Generic[C, K]):
     """The part of a cluster that is the same in the faces on an event loop."""
 
-    clients: tuple[C, ...]
     _cores: tuple[K, ...]
     _routing: Routing
 
@@ -150,6 +118,16 @@ class AwaitedCluster(Generic[C, K]):
             SendRoute(broker, None)
             for broker in sorted(turn, key=lambda broker: self._cores[broker].is_disconnected)
         ]
+
+    def plan(self, name: str, broker: int = 0) -> ReplayPlan:
+        """Return a replay plan of one of the brokers, by its number in the URLs: each
+        has plans of its own letters.
+        """
+        return self.clients[broker].plan(name)
+
+    def log_id(self) -> NoReturn:
+        """Each broker has a log of its own: `client.log_id` of each of `clients`."""
+        raise of_one_broker("log_id()")
 
     async def _send_one(
         self, topic: str, key: str | None, partition: int | None, send: Send[C, T]
@@ -216,149 +194,6 @@ class AwaitedCluster(Generic[C, K]):
                 error.outcome = "unknown"
             raise
         return done
-
-    async def letters(
-        self,
-        group: str,
-        *,
-        saved: str | None = None,
-        bodies: bool = False,
-        **selection: Unpack[LetterOptions],
-    ) -> AsyncGenerator[DeadLetter, None]:
-        """Select the dead letters of a consumer group, one broker after the other.
-
-        See `letters` of the blocking Cluster.
-        """
-        unknown = list[UnknownGroup | UnknownTopic]()
-        for client in self.clients:
-            try:
-                async for letter in client.letters(group, saved=saved, bodies=bodies, **selection):
-                    yield letter
-            except (UnknownGroup, UnknownTopic) as error:
-                unknown.append(error)
-        if len(unknown) == len(self.clients):
-            raise unknown[0]
-
-    async def audit(self, **wanted: Unpack[AuditOptions]) -> AsyncIterator[AuditEntry]:
-        """Iterate over what operators did, one broker after the other, for `async
-        for`.
-        """
-        for client in self.clients:
-            async for entry in client.audit(**wanted):
-                yield entry
-
-    async def trace(
-        self,
-        key: str | None = None,
-        *,
-        message_id: Receipt | str | None = None,
-        limit: int = 20,
-    ) -> Trace:
-        """Return the life of a key or a message at all brokers; `limit` is that of
-        each.
-        """
-        return merged(
-            [await client.trace(key, message_id=message_id, limit=limit) for client in self.clients]
-        )
-
-    def plan(self, name: str, broker: int = 0) -> ReplayPlan:
-        """Return a replay plan of one of the brokers, by its number in the URLs: each
-        has plans of its own letters.
-        """
-        return self.clients[broker].plan(name)
-
-    async def find(
-        self,
-        topic: str | None = None,
-        *,
-        message_id: Receipt | str | None = None,
-        key: str | None = None,
-        partition: int | None = None,
-        offset: int = 0,
-        start: datetime | int | None = None,
-        end: datetime | int | None = None,
-    ) -> AsyncGenerator[FoundMessage, None]:
-        """Find the messages that match all arguments, one broker after the other.
-
-        See `find` of the blocking Cluster.
-        """
-        clients, number = self.clients, None
-        if partition is not None and topic is not None:
-            broker, number = await self._route(topic, None, partition)
-            clients = (self.clients[broker],)
-        unknown = list[UnknownTopic]()
-        for client in clients:
-            try:
-                async for found in client.find(
-                    topic,
-                    message_id=message_id,
-                    key=key,
-                    partition=number,
-                    offset=offset,
-                    start=start,
-                    end=end,
-                ):
-                    yield found
-            except UnknownTopic as error:
-                unknown.append(error)
-        if len(unknown) == len(clients):
-            raise unknown[0]
-
-    async def _recall(self, message: Receipt | str) -> None:
-        refusals = list[TxmqError]()
-        for client in self.clients:
-            try:
-                await client.recall(message)
-            except TxmqError as error:
-                refusals.append(error)
-            else:
-                return
-        raise recall_refusal(refusals)
-
-    def log_id(self) -> NoReturn:
-        """Each broker has a log of its own: `client.log_id` of each of `clients`."""
-        raise of_one_broker("log_id()")
-
-    @property
-    def spool(self) -> NoReturn:
-        """A cluster has no spool. Raises ConfigError."""
-        raise no_spool()
-
-    def call(self, name: str, /, **args: object) -> NoReturn:
-        """Control calls concern one broker: `client.call` of one of `clients`."""
-        raise of_one_broker(f"call({name!r}, …)")
-
-    def edit_letter(self, letter: DeadLetter, **edit: object) -> NoReturn:
-        """A letter is at one broker: `client.edit_letter` of one of `clients`."""
-        raise of_one_broker("edit_letter(…)")
-
-    def revert_letter(self, letter: DeadLetter, **edit: object) -> NoReturn:
-        """A letter is at one broker: `client.revert_letter` of one of `clients`."""
-        raise of_one_broker("revert_letter(…)")
-
-    def replay_letters(self, *args: object, **options: object) -> NoReturn:
-        """Letters are at one broker: `client.replay_letters` of one of `clients`."""
-        raise of_one_broker("replay_letters(…)")
-
-    def abandon_letters(self, *args: object, **options: object) -> NoReturn:
-        """Letters are at one broker: `client.abandon_letters` of one of `clients`."""
-        raise of_one_broker("abandon_letters(…)")
-
-    def redrive_letters(self, *args: object, **options: object) -> NoReturn:
-        """Letters are at one broker: `client.redrive_letters` of one of `clients`."""
-        raise of_one_broker("redrive_letters(…)")
-
-    def try_letter(self, *args: object, **options: object) -> NoReturn:
-        """A letter is at one broker: `client.try_letter` of one of `clients`."""
-        raise of_one_broker("try_letter(…)")
-
-    def export_letters(self, *args: object, **options: object) -> NoReturn:
-        """Letters are at one broker: `client.export_letters` of one of `clients`."""
-        raise of_one_broker("export_letters(…)")
-
-    def import_letters(self, *args: object, **options: object) -> NoReturn:
-        """Copies go to one broker: `client.import_letters` of one of `clients`."""
-        raise of_one_broker("import_letters(…)")
 
 
 def _send_batch(

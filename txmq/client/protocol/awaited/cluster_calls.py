@@ -1,0 +1,211 @@
+"""Control calls of a client of several brokers, in all faces."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable
+from datetime import datetime
+from typing import Generic, NoReturn, Protocol, TypeVar, Unpack
+
+from txmq.client.protocol.audit import AuditEntry, AuditOptions
+from txmq.client.protocol.letters import DeadLetter, LetterOptions
+from txmq.client.protocol.lives import Trace, merged
+from txmq.client.protocol.message_search import FoundMessage
+from txmq.client.protocol.sender.routing import SendRoute, of_one_broker, recall_refusal
+from txmq.client.protocol.settings import no_spool
+from txmq.errors import TxmqError, UnknownGroup, UnknownTopic
+from txmq.model.message import Receipt
+
+
+class CallingClient(Protocol):
+    """The client of one of several brokers."""
+
+    def recall(self, message: Receipt | str) -> Awaitable[None]: ...
+    def letters(
+        self,
+        group: str,
+        *,
+        saved: str | None = None,
+        bodies: bool = False,
+        **selection: Unpack[LetterOptions],
+    ) -> AsyncIterator[DeadLetter]: ...
+    def audit(self, **wanted: Unpack[AuditOptions]) -> AsyncIterator[AuditEntry]: ...
+    def trace(
+        self,
+        key: str | None = None,
+        *,
+        message_id: Receipt | str | None = None,
+        limit: int = 20,
+    ) -> Awaitable[Trace]: ...
+    def find(
+        self,
+        topic: str | None = None,
+        *,
+        message_id: Receipt | str | None = None,
+        key: str | None = None,
+        partition: int | None = None,
+        offset: int = 0,
+        start: datetime | int | None = None,
+        end: datetime | int | None = None,
+    ) -> AsyncIterator[FoundMessage]: ...
+
+
+C = TypeVar("C", bound=CallingClient)
+
+
+class ClusterCalls(ABC, Generic[C]):
+    """The calls that go to one broker after the other."""
+
+    clients: tuple[C, ...]
+
+    @abstractmethod
+    async def _route(self, topic: str, key: str | None, partition: int | None) -> SendRoute:
+        """Return the broker of a message, and its partition there."""
+
+    async def letters(
+        self,
+        group: str,
+        *,
+        saved: str | None = None,
+        bodies: bool = False,
+        **selection: Unpack[LetterOptions],
+    ) -> AsyncGenerator[DeadLetter, None]:
+        """Select the dead letters of a consumer group, one broker after the other.
+
+        See `Client.letters`. Raises UnknownGroup or UnknownTopic where no broker has
+        one, and BrokerUnavailable where one of them is away, after the letters of those
+        before.
+        """
+        unknown = list[UnknownGroup | UnknownTopic]()
+        for client in self.clients:
+            try:
+                async for letter in client.letters(group, saved=saved, bodies=bodies, **selection):
+                    yield letter
+            except (UnknownGroup, UnknownTopic) as error:
+                unknown.append(error)
+        if len(unknown) == len(self.clients):
+            raise unknown[0]
+
+    async def audit(self, **wanted: Unpack[AuditOptions]) -> AsyncIterator[AuditEntry]:
+        """Iterate over what operators did, one broker after the other."""
+        for client in self.clients:
+            async for entry in client.audit(**wanted):
+                yield entry
+
+    async def trace(
+        self,
+        key: str | None = None,
+        *,
+        message_id: Receipt | str | None = None,
+        limit: int = 20,
+    ) -> Trace:
+        """Return the life of a key or a message at all brokers; `limit` is that of
+        each.
+        """
+        return merged(
+            [await client.trace(key, message_id=message_id, limit=limit) for client in self.clients]
+        )
+
+    async def find(
+        self,
+        topic: str | None = None,
+        *,
+        message_id: Receipt | str | None = None,
+        key: str | None = None,
+        partition: int | None = None,
+        offset: int = 0,
+        start: datetime | int | None = None,
+        end: datetime | int | None = None,
+    ) -> AsyncGenerator[FoundMessage, None]:
+        """Find the messages that match all arguments, one broker after the other.
+
+        See `Client.find`. Raises UnknownTopic where no broker has the topic, and
+        BrokerUnavailable where one of them is away, after the messages of those before.
+        """
+        clients, number = self.clients, None
+        if partition is not None and topic is not None:
+            broker, number = await self._route(topic, None, partition)
+            clients = (self.clients[broker],)
+        unknown = list[UnknownTopic]()
+        for client in clients:
+            try:
+                async for found in client.find(
+                    topic,
+                    message_id=message_id,
+                    key=key,
+                    partition=number,
+                    offset=offset,
+                    start=start,
+                    end=end,
+                ):
+                    yield found
+            except UnknownTopic as error:
+                unknown.append(error)
+        if len(unknown) == len(clients):
+            raise unknown[0]
+
+    async def recall(self, message: Receipt | str) -> None:
+        """Take back a message that was sent with a time of delivery; see
+        `Client.recall`.
+
+        Asks one broker after the other. Raises BrokerUnavailable where one is away and
+        the others do not have the message.
+        """
+        refusals = list[TxmqError]()
+        for client in self.clients:
+            try:
+                await client.recall(message)
+            except TxmqError as error:
+                refusals.append(error)
+            else:
+                return
+        raise recall_refusal(refusals)
+
+
+class OneBrokerCalls:
+    """The calls that concern one broker."""
+
+    @property
+    def spool(self) -> NoReturn:
+        """A cluster has no spool. Raises ConfigError."""
+        raise no_spool()
+
+    def call(self, name: str, /, **args: object) -> NoReturn:
+        """Control calls concern one broker: `client.call` of one of `clients`."""
+        raise of_one_broker(f"call({name!r}, …)")
+
+    def edit_letter(self, letter: DeadLetter, **edit: object) -> NoReturn:
+        """A letter is at one broker: `client.edit_letter` of one of `clients`."""
+        raise of_one_broker("edit_letter(…)")
+
+    def revert_letter(self, letter: DeadLetter, **edit: object) -> NoReturn:
+        """A letter is at one broker: `client.revert_letter` of one of `clients`."""
+        raise of_one_broker("revert_letter(…)")
+
+    def replay_letters(self, *args: object, **options: object) -> NoReturn:
+        """Letters are at one broker: `client.replay_letters` of one of `clients`."""
+        raise of_one_broker("replay_letters(…)")
+
+    def abandon_letters(self, *args: object, **options: object) -> NoReturn:
+        """Letters are at one broker: `client.abandon_letters` of one of `clients`."""
+        raise of_one_broker("abandon_letters(…)")
+
+    def redrive_letters(self, *args: object, **options: object) -> NoReturn:
+        """Letters are at one broker: `client.redrive_letters` of one of `clients`."""
+        raise of_one_broker("redrive_letters(…)")
+
+    def try_letter(self, *args: object, **options: object) -> NoReturn:
+        """A letter is at one broker: `client.try_letter` of one of `clients`."""
+        raise of_one_broker("try_letter(…)")
+
+    def export_letters(self, *args: object, **options: object) -> NoReturn:
+        """Letters are at one broker: `client.export_letters` of one of `clients`."""
+        raise of_one_broker("export_letters(…)")
+
+    def import_letters(self, *args: object, **options: object) -> NoReturn:
+        """Copies go to one broker: `client.import_letters` of one of `clients`."""
+        raise of_one_broker("import_letters(…)")
+
+    def job(self, token: object = None, **options: object) -> NoReturn:
+        """A job is at one broker: `client.job` of one of `clients`."""
+        raise of_one_broker("job(…)")
