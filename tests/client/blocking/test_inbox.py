@@ -27,10 +27,9 @@ from tests.client.real_consumers import drain, run_until, shown
 from tests.client.scripted_member import fresh
 from tests.client.world import ApplicationError
 from txmq.client.blocking.client import Client
-from txmq.client.blocking.consumer import inbox_upkeep
+from txmq.client.blocking.consumer import inbox
 from txmq.client.blocking.consumer.consumer import Consumer
-from txmq.client.blocking.consumer.inbox import InboxWorker
-from txmq.client.blocking.consumer.inbox_upkeep import InboxUpkeep
+from txmq.client.blocking.consumer.inbox import Inbox, InboxWorker
 from txmq.client.protocol.awaited import inbox_opening
 from txmq.errors import Conflict, LocalProtocolError
 from txmq.model.message import Message, ReceivedMessage
@@ -118,7 +117,7 @@ def test_effects_that_a_failover_behind_a_pooler_has_lost_come_again(
         return found._replace(identity=identity)
 
     monkeypatch.setattr(inbox_opening, "read_server", server)
-    monkeypatch.setattr(inbox_upkeep, "EVERY_S", 0.05)
+    monkeypatch.setattr(inbox, "EVERY_S", 0.05)
     bodies, stop = send(client, topic, 5), threading.Event()
     with consumer_of(client, group, topic) as consumer:
         running = threading.Thread(
@@ -351,7 +350,11 @@ def test_an_inbox_that_cannot_be_opened_is_tried_less_often_each_time(
         return await open_position(self, *args)
 
     monkeypatch.setattr(inbox_opening.InboxOpenings, "open_position", refused)
-    monkeypatch.setattr(InboxWorker, "_pause", lambda _self, seconds: pauses.append(seconds))
+
+    async def pause(_self: InboxWorker, seconds: float) -> None:
+        pauses.append(seconds)
+
+    monkeypatch.setattr(InboxWorker, "_pause", pause)
     with consumer_of(client, group, topic, mode="ordered") as consumer:
         drain(client, consumer, take_effect, inbox=connect)
     assert pauses == [0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.0]
@@ -575,7 +578,7 @@ def test_upkeep_that_cannot_reach_the_database_does_not_stop_the_work(
     client: Client, connect: Callable[[], Connection]
 ) -> None:
     with consumer_of(client, fresh("g"), fresh("t")) as consumer:
-        keeper = InboxUpkeep(
+        keeper = Inbox(
             consumer._members.members[0],
             lambda: psycopg2.connect("host=127.0.0.1 port=1 connect_timeout=1"),
         )

@@ -30,13 +30,13 @@ from tests.client.reactor_thread import InReactor
 from tests.client.real import RealBroker
 from tests.client.real_consumers import drain
 from tests.client.scripted_member import fresh
-from txmq.client.blocking.consumer.inbox import InboxWorker
-from txmq.client.blocking.consumer.inbox_upkeep import InboxUpkeep
+from txmq.client.blocking.consumer.inbox import Inbox, InboxWorker
 from txmq.errors import LocalProtocolError
 from txmq.model.message import Message, ReceivedMessage
 from txmq.model.retry import RetryPolicy
 from txmq.testing.wait import PATIENCE_S
 from txmq.twisted import Client
+from txmq.tx.postgres.driver import Driver
 from txmq.tx.postgres.session import Connection
 
 BODIES = [f"m{number:02}" for number in range(12)]
@@ -101,16 +101,16 @@ def test_restored_messages_of_an_ordered_group_come_before_later_ones(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The upkeep of the inbox finds out while handlers have the first messages."""
-    open_assigned, open_own = InboxUpkeep._open_assigned, InboxWorker._open
+    open_assigned, open_own = Inbox._open_assigned, InboxWorker._open
     opened = threading.Event()
 
-    def open_first(self: InboxUpkeep, connection: Connection) -> None:
-        open_assigned(self, connection)
+    async def open_first(self: Inbox, driver: Driver) -> None:
+        await open_assigned(self, driver)
         opened.set()
 
-    def open_later(self: InboxWorker, connection: Connection, messages: Any) -> None:
+    async def open_later(self: InboxWorker, driver: Driver, messages: Any) -> None:
         assert opened.wait(PATIENCE_S)
-        open_own(self, connection, messages)
+        await open_own(self, driver, messages)
 
     topic, group = fresh("t"), fresh("g")
     later = [body.replace("m", "n") for body in BODIES]
@@ -135,7 +135,7 @@ def test_restored_messages_of_an_ordered_group_come_before_later_ones(
     in_reactor(create)
     in_reactor(partial(story, BODIES, 12))
     lose_effects(connect, group)
-    monkeypatch.setattr(InboxUpkeep, "_open_assigned", open_first)
+    monkeypatch.setattr(Inbox, "_open_assigned", open_first)
     monkeypatch.setattr(InboxWorker, "_open", open_later)
     in_reactor(partial(story, later, 24))
     found = numbered_effects(connect)
