@@ -26,12 +26,12 @@ from txmq.client.aio.reader import Reader, Readers
 from txmq.client.aio.transaction.enlisted import EnlistedTransaction
 from txmq.client.aio.transaction.half import HalfTransaction
 from txmq.client.aio.transaction.postgres import PostgresTransaction
+from txmq.client.aio.transaction.transaction import Transaction
 from txmq.client.aio.transaction.xa import XaTransaction
 from txmq.client.aio.transaction.xa_resource import XaResource
 from txmq.client.aio.typed import TypedTopic
 from txmq.client.protocol.audit import AuditEntry
 from txmq.client.protocol.awaited.plans import ReplayPlan
-from txmq.client.protocol.awaited.transaction import Transaction
 from txmq.client.protocol.consumer.fetched import ReceivedBatch
 from txmq.client.protocol.letter_changes import (
     ChangedLetters,

@@ -9,6 +9,7 @@ coroutine by `blocking`, or by `iterating` where it yields.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from contextlib import AbstractAsyncContextManager, contextmanager
 from functools import wraps
 from inspect import signature
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
@@ -68,6 +69,19 @@ def iterating(
     returned = str(shown.return_annotation).removeprefix("Async")
     call.__signature__ = shown.replace(return_annotation=returned)  # type: ignore[attr-defined]  # of functions
     return call
+
+
+@contextmanager
+def block(work: AbstractAsyncContextManager[T]) -> Iterator[T]:
+    """Return a block that never suspends as one of `with`."""
+    entered = run(work.__aenter__())
+    try:
+        yield entered
+    except BaseException as error:
+        if not run(work.__aexit__(type(error), error, error.__traceback__)):
+            raise
+    else:
+        run(work.__aexit__(None, None, None))
 
 
 async def _next(found: AsyncIterator[T]) -> T:

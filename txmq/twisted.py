@@ -29,7 +29,6 @@ from typing import Unpack, overload
 
 from txmq.client.protocol.audit import AuditEntry
 from txmq.client.protocol.awaited.plans import ReplayPlan
-from txmq.client.protocol.awaited.transaction import Transaction
 from txmq.client.protocol.consumer.fetched import ReceivedBatch
 from txmq.client.protocol.letter_changes import (
     ChangedLetters,
@@ -56,6 +55,7 @@ from txmq.client.twisted.threaded_transaction import (
     ThreadedTransaction,
     ThreadedXa,
 )
+from txmq.client.twisted.transaction import Transaction
 from txmq.client.twisted.typed import TypedTopic
 from txmq.errors import ConfigError
 

@@ -24,10 +24,11 @@ import time
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, Protocol
 
+from txmq.client.blocking.at_once import CoreAtOnce
 from txmq.client.blocking.core import core_of
 from txmq.client.blocking.transaction.decisions import await_state, submit_decision
 from txmq.client.blocking.transaction.transaction import TransactionOperations
-from txmq.client.blocking.transaction.xa_resource import BlockingBroker, ForeignBundle
+from txmq.client.blocking.transaction.xa_resource import ForeignBundle
 from txmq.client.log import get_logger
 from txmq.client.protocol.awaited.foreign_branch import ForeignBranch
 from txmq.client.protocol.transaction.bundle import BundlePosition
@@ -74,7 +75,7 @@ class DataManager(TransactionOperations):
         core = core_of(client)
         name = new_token()
         bundle, xid = ForeignBundle(core, name), Xid(FORMAT, GTRID_PREFIX + name.hex.encode(), b"")
-        self._branch = ForeignBranch(BlockingBroker(core), bundle, xid, owner)
+        self._branch = ForeignBranch(CoreAtOnce(core), bundle, xid, owner)
         super().__init__(bundle)
         self.transaction_manager = manager
         self.ended = False  # nothing more can be sent with it

@@ -14,8 +14,7 @@ import txmq
 from tests.client.real import RealBroker
 from tests.client.world import World, make_tables
 from txmq.client.blocking.client import Client
-from txmq.client.blocking.transaction import broker_bundle
-from txmq.client.protocol.awaited import postgres
+from txmq.client.protocol.awaited import bundle, postgres
 from txmq.client.protocol.transaction.checks import Half
 from txmq.client.protocol.transaction.open_work import end_work
 from txmq.errors import InDoubt, TxmqError
@@ -132,7 +131,11 @@ def test_a_broker_and_its_resolver_die_and_rows_decide(
         raise InDoubt(str(keep), token=str(token))
 
     monkeypatch.setattr(postgres, "guarded_commit", lost)
-    monkeypatch.setattr(broker_bundle, "await_state", lambda *_args, **_options: None)
+
+    async def unknown(*_args: Any, **_options: Any) -> None:
+        return None
+
+    monkeypatch.setattr(bundle, "await_state", unknown)
 
     def book(order: str) -> None:
         try:

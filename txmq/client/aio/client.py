@@ -18,13 +18,13 @@ from txmq.client.aio.reader import Reader
 from txmq.client.aio.transaction.begin import begin, begin_xa, enlist
 from txmq.client.aio.transaction.checkers import Checker, Checkers
 from txmq.client.aio.transaction.half import HalfTransaction
+from txmq.client.aio.transaction.transaction import Transaction
 from txmq.client.aio.transaction.xa_resource import XaResource
 from txmq.client.aio.typed import TypedTopicCalls
 from txmq.client.log import get_logger
 from txmq.client.protocol.awaited.columns import send_columns
 from txmq.client.protocol.awaited.foreign_branch import ForeignBranch
 from txmq.client.protocol.awaited.messages import AwaitedMessageCalls
-from txmq.client.protocol.awaited.transaction import Transaction
 from txmq.client.protocol.awaited.xa_resource import no_owner
 from txmq.client.protocol.consumer.settings import ConsumerOptions
 from txmq.client.protocol.offsets import OffsetStore
@@ -301,7 +301,7 @@ class Client(TypedTopicCalls, AwaitedMessageCalls, AioCloseable):
         *,
         checker: str | None = None,
         **options: Unpack[TransactionOptions],
-    ) -> Transaction | HalfTransaction | PostgresTransaction:
+    ) -> Transaction:
         """Return an `async with` block whose sends and acks take effect together.
 
         With a `connection`, of psycopg 3 (AsyncConnection) or asyncpg, they take effect
@@ -309,8 +309,7 @@ class Client(TypedTopicCalls, AwaitedMessageCalls, AioCloseable):
         they do so together with other local work. With neither, the broker decides
         alone.
         """
-        begun = begin(self._core, connection, checker, options, self._answer_checks)
-        return Transaction(self._core) if begun is None else begun
+        return begin(self._core, connection, checker, options, self._answer_checks)
 
     def enlist(
         self, connection: object, **options: Unpack[TransactionOptions]

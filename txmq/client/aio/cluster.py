@@ -17,10 +17,10 @@ from txmq.client.aio.reader import Readers
 from txmq.client.aio.transaction.begin import begin, begin_xa, enlist
 from txmq.client.aio.transaction.checkers import Checker
 from txmq.client.aio.transaction.half import HalfTransaction
+from txmq.client.aio.transaction.transaction import Transaction
 from txmq.client.aio.typed import TypedTopicCalls
 from txmq.client.log import get_logger
 from txmq.client.protocol.awaited.cluster import AwaitedCluster
-from txmq.client.protocol.awaited.transaction import ClusterTransaction, Transaction
 from txmq.client.protocol.consumer.settings import ConsumerOptions
 from txmq.client.protocol.offsets import OffsetStore
 from txmq.client.protocol.reader import ReaderStart
@@ -228,7 +228,7 @@ class Cluster(TypedTopicCalls, AwaitedCluster[Client, AioCore], AioCloseable):
         *,
         checker: str | None = None,
         **options: Unpack[TransactionOptions],
-    ) -> Transaction | HalfTransaction | PostgresTransaction:
+    ) -> Transaction:
         """Return an `async with` block whose sends and acks take effect together.
 
         At the end of the block each message goes to the broker of its key or partition,
@@ -241,8 +241,6 @@ class Cluster(TypedTopicCalls, AwaitedCluster[Client, AioCore], AioCloseable):
         `Client.transaction`.
         """
         begun = begin(self._cores[0], connection, checker, options, self._answer_checks)
-        if begun is None:
-            return ClusterTransaction(self._cores, self._routing, self._look_up)
         begun._spread_by(self._cores, self._routing, self._look_up)  # noqa: SLF001  # not the user's
         return begun
 

@@ -14,7 +14,6 @@ from txmq.client.blocking.transaction.begin import begin, begin_xa
 from txmq.client.blocking.transaction.transaction import Transaction as BlockingTransaction
 from txmq.client.log import get_logger
 from txmq.client.protocol.awaited.columns import send_columns
-from txmq.client.protocol.awaited.transaction import Transaction
 from txmq.client.protocol.consumer.settings import ConsumerOptions
 from txmq.client.protocol.offsets import OffsetStore
 from txmq.client.protocol.reader import READ_BYTES, ReaderStart, decode_messages
@@ -41,6 +40,7 @@ from txmq.client.twisted.threaded_transaction import (
     threaded,
     threaded_checker,
 )
+from txmq.client.twisted.transaction import Transaction
 from txmq.client.twisted.typed import TypedTopicCalls
 from txmq.errors import RequestTimeout, TxmqError
 from txmq.model.message import Message, Receipt, ReceivedMessage

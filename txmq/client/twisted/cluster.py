@@ -12,7 +12,6 @@ from txmq.client.blocking.core import core_of
 from txmq.client.blocking.transaction.begin import begin, begin_xa
 from txmq.client.blocking.transaction.transaction import Transaction as BlockingTransaction
 from txmq.client.protocol.awaited.cluster import AwaitedCluster
-from txmq.client.protocol.awaited.transaction import ClusterTransaction, Transaction
 from txmq.client.protocol.consumer.settings import ConsumerOptions
 from txmq.client.protocol.offsets import OffsetStore
 from txmq.client.protocol.reader import ReaderStart
@@ -40,6 +39,7 @@ from txmq.client.twisted.threaded_transaction import (
     ThreadedXa,
     threaded,
 )
+from txmq.client.twisted.transaction import ClusterTransaction, Transaction
 from txmq.client.twisted.typed import TypedTopicCalls
 from txmq.model.message import Message, Receipt
 

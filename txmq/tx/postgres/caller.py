@@ -4,19 +4,15 @@ transaction.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import (
-    AbstractAsyncContextManager,
-    AbstractContextManager,
     asynccontextmanager,
-    contextmanager,
     suppress,
 )
 from itertools import count
 from typing import Final
 
 from txmq.errors import DatabaseError, LocalProtocolError, TransactionAborted
-from txmq.faces import run
 from txmq.tx.postgres.driver import Driver, Status
 from txmq.tx.postgres.errors import (
     FAILED_EARLIER,
@@ -94,23 +90,6 @@ async def savepoint(driver: Driver) -> AsyncIterator[None]:
             await execute(driver, f"ROLLBACK TO SAVEPOINT {name}")
         raise
     await execute(driver, f"RELEASE SAVEPOINT {name}")
-
-
-def blocking_savepoint(driver: Driver) -> AbstractContextManager[None]:
-    """Return the block of `savepoint`, with a driver that blocks."""
-    return blocking_block(savepoint(driver))
-
-
-@contextmanager
-def blocking_block(rule: AbstractAsyncContextManager[None]) -> Iterator[None]:
-    """Run a block whose driver blocks."""
-    run(rule.__aenter__())
-    try:
-        yield
-    except BaseException as error:
-        run(rule.__aexit__(type(error), error, error.__traceback__))
-        raise
-    run(rule.__aexit__(None, None, None))
 
 
 async def roll_back(driver: Driver) -> None:

@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING
 
 from txmq.client.aio.core import AioCore
 from txmq.client.aio.transaction.half import HalfTransaction
-from txmq.client.aio.transaction.transaction import LookUp
+from txmq.client.aio.transaction.local import LocalTransaction
+from txmq.client.aio.transaction.transaction import Transaction
+from txmq.client.protocol.awaited.block import LookUp
 from txmq.client.protocol.sender.routing import Routing
 from txmq.client.protocol.transaction.options import (
     NO_CONNECTION,
@@ -19,7 +21,6 @@ from txmq.client.protocol.transaction.options import (
 
 if TYPE_CHECKING:  # for programs that have a database
     from txmq.client.aio.transaction.enlisted import EnlistedTransaction
-    from txmq.client.aio.transaction.postgres import PostgresTransaction
     from txmq.client.aio.transaction.xa import XaTransaction
 
 
@@ -29,8 +30,8 @@ def begin(
     checker: str | None,
     options: TransactionOptions,
     answer_checks: Callable[[AioCore], None],
-) -> HalfTransaction | PostgresTransaction | None:
-    """Return a transaction that is not entered yet; None where a broker decides alone.
+) -> Transaction:
+    """Return a transaction that is not entered yet.
 
     `answer_checks` is called with the core of a broker that has a half message. Raises
     ConfigError or LocalProtocolError.
@@ -43,7 +44,7 @@ def begin(
             core, checker, timeout=timeout, check_after=check_after, answer_checks=answer_checks
         )
     if connection is NO_CONNECTION:
-        return None
+        return LocalTransaction(core, timeout=timeout)
     from txmq.client.aio.transaction.postgres import PostgresTransaction  # noqa: PLC0415
 
     return PostgresTransaction(

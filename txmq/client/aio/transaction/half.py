@@ -6,17 +6,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import TracebackType
 
 from txmq.client.aio.core import AioCore
 from txmq.client.aio.transaction.bundle import AioBundle
-from txmq.client.aio.transaction.transaction import AioTransaction
+from txmq.client.aio.transaction.transaction import Transaction
 from txmq.client.protocol.awaited.half import HalfSteps
 from txmq.client.protocol.transaction.lifecycle import Stage
-from txmq.client.protocol.transaction.open_work import end_work
 
 
-class HalfTransaction(AioTransaction, HalfSteps[AioBundle, AioCore]):
+class HalfTransaction(Transaction, HalfSteps[AioBundle, AioCore]):
     """A block of sends, then `await tx.prepare()`, then local work.
 
     The end of the block commits, an exception rolls back. `prepare` returns once the
@@ -51,20 +49,3 @@ class HalfTransaction(AioTransaction, HalfSteps[AioBundle, AioCore]):
                 self._answer_checks(stored.core)
 
         await self._in_full(store())
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        try:
-            await super().__aexit__(kind, error, trace)
-        finally:
-            end_work(self.token)
-
-    async def _commit(self) -> None:
-        await self._end_in_commit()
-
-    async def _abort(self) -> None:
-        await self._end_in_rollback()

@@ -1,31 +1,24 @@
 """Transactions on asyncio: messages and other work that take effect together.
 
-Sends and acks are buffered until the end of the block. The decider makes the kind of
-transaction: a database (`postgres`), a service that answers check-backs (`half`), a
-home broker for several databases (`xa`), or the broker alone
-(`txmq.client.protocol.awaited.transaction`).
+`txmq.client.protocol.awaited.block` has the steps.
 """
 
 from __future__ import annotations
 
 import asyncio
-from abc import abstractmethod
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from collections.abc import Coroutine
+from contextlib import AbstractAsyncContextManager
 from types import TracebackType
 from typing import Any, ClassVar, Protocol, Self
 
 from txmq.client.aio.core import AioCore
 from txmq.client.aio.loop import Outcome, cancelled
 from txmq.client.aio.transaction.bundle import AioBundle, UnroutedBundle
-from txmq.client.protocol.sender.routing import Routing
+from txmq.client.protocol.awaited.block import BlockSteps
 from txmq.client.protocol.transaction.lifecycle import Stage
 from txmq.client.protocol.transaction.operations import BundleOperations
-from txmq.client.protocol.transaction.state import TransactionState
 from txmq.errors import TxmqError
 from txmq.model.message import Receipt
-
-LookUp = Callable[[Iterable[str]], Awaitable[None]]
 
 
 class HasAioCore(Protocol):
@@ -49,7 +42,7 @@ class AioOperations(BundleOperations[AioBundle]):
 class TransactionAtBroker(AioOperations):
     """A transaction at another broker than that of its own client."""
 
-    def __init__(self, transaction: AioTransaction, bundle: AioBundle) -> None:
+    def __init__(self, transaction: Transaction, bundle: AioBundle) -> None:
         super().__init__(bundle)
         self._transaction = transaction
 
@@ -57,7 +50,7 @@ class TransactionAtBroker(AioOperations):
         self._transaction._require(stage)  # noqa: SLF001
 
 
-class AioTransaction(AioOperations, TransactionState[AioBundle, AioCore]):
+class Transaction(AioOperations, BlockSteps[AioBundle, AioCore]):
     """An `async with` block whose sends and acks take effect together, or not at all.
 
     For one task and one use. `token` names the transaction in the database, at the
@@ -70,8 +63,6 @@ class AioTransaction(AioOperations, TransactionState[AioBundle, AioCore]):
 
     _bundle_type: ClassVar[type[AioBundle]] = AioBundle
     _unrouted_type: ClassVar[type[UnroutedBundle]] = UnroutedBundle
-    _look_up: LookUp | None = None
-    _deciding = False  # the decision is asked for, and may come true
 
     async def at(self, client: HasAioCore) -> AioOperations:
         """Return the same transaction at another client's broker, to send and ack
@@ -88,17 +79,9 @@ class AioTransaction(AioOperations, TransactionState[AioBundle, AioCore]):
         await core.log_id()
         return TransactionAtBroker(self, self._bundle_of(core))
 
-    @asynccontextmanager
-    async def savepoint(self) -> AsyncIterator[None]:
+    def savepoint(self) -> AbstractAsyncContextManager[None]:
         """Open a block whose sends and acks are withdrawn if it raises."""
-        self._require(Stage.OPEN)
-        mark = self._mark()
-        try:
-            async with self._database_savepoint():
-                yield
-        except BaseException:
-            self._withdraw_behind(mark)
-            raise
+        return self._savepoint()
 
     async def wait_published(self, timeout: float = 5.0) -> None:  # noqa: ASYNC109  # as of the other faces
         """Wait until consumers can see the messages.
@@ -106,14 +89,16 @@ class AioTransaction(AioOperations, TransactionState[AioBundle, AioCore]):
         That takes until all earlier transactions on their keys are decided. Raises
         RequestTimeout, or TransactionAborted if the transaction was rolled back.
         """
-        self._require_committed()
-        deadline = self._core.seconds() + timeout
-        for bundle in self._bundles:
-            await bundle.wait_published(deadline)
+        await self._wait_published(timeout)
 
     async def __aenter__(self) -> Self:
         self._require(Stage.NEW)
         self._core.seconds()  # on this loop
+        try:
+            await self._begin()
+        except asyncio.CancelledError as error:
+            cancelled(error, "not done", "the beginning of a transaction")
+            raise
         self._stage = Stage.OPEN
         return self
 
@@ -127,7 +112,8 @@ class AioTransaction(AioOperations, TransactionState[AioBundle, AioCore]):
             if error is None:
                 raise self._of_parent()
             return
-        await self._in_full(self._finish(error))
+        with self._leaving(error):
+            await self._in_full(self._finish(error))
         if isinstance(error, asyncio.CancelledError):
             cancelled(error, "not done", "a transaction")
 
@@ -160,54 +146,3 @@ class AioTransaction(AioOperations, TransactionState[AioBundle, AioCore]):
         if isinstance(failure, TxmqError):
             return "unknown" if failure.outcome == "unknown" else "not done"
         return "unknown" if self._deciding else "not done"
-
-    async def _finish(self, error: BaseException | None) -> None:
-        committed: bool | None = None  # None = unknown
-        try:
-            if error is None and not self._rollback_only:
-                try:
-                    await self._route_all()
-                except BaseException:
-                    await self._abort()
-                    raise
-                await self._commit()
-                committed = self._committed = True
-            else:
-                committed = False
-                await self._abort()
-            if error is None:
-                self._raise_rollback_only()
-        except TxmqError as failure:
-            committed = None if failure.outcome == "unknown" else False
-            self._note_failure(failure)
-            raise
-        except BaseException:
-            committed = None if self._deciding else False
-            raise
-        finally:
-            self._stage = Stage.OVER
-            for bundle in self._bundles:
-                bundle.finish(committed=committed)
-
-    async def _route_all(self) -> None:
-        """Give the messages to the brokers of a cluster, before anything is stored."""
-        if self._unrouted is not None and self._look_up is not None:
-            await self._look_up(self._unrouted.topics_to_look_up)
-        self._route()
-
-    def _spread_by(self, cores: Sequence[AioCore], routing: Routing, look_up: LookUp) -> None:
-        """Let each message go to its broker of a cluster. Called before the block."""
-        self._look_up = look_up
-        self._spread(cores, routing)
-
-    @abstractmethod
-    async def _commit(self) -> None:
-        """Commit at the end of the block; return only if it is committed."""
-
-    @abstractmethod
-    async def _abort(self) -> None:
-        """Roll back what has been done so far."""
-
-    def _database_savepoint(self) -> AbstractAsyncContextManager[None]:
-        """Return the database's part of a savepoint."""
-        return nullcontext()

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from contextlib import AbstractAsyncContextManager, ExitStack
-from typing import Self, TypeVar
+from contextlib import ExitStack
+from typing import TypeVar
 
 from txmq.client.aio.core import AioCore
 from txmq.client.aio.transaction.bundle import AioBundle
-from txmq.client.aio.transaction.caller_transaction import CallerTransaction, not_begun
+from txmq.client.aio.transaction.transaction import Transaction
 from txmq.client.protocol.awaited.xa import Step, XaSteps, require_connections
-from txmq.client.protocol.transaction.lifecycle import Stage
 from txmq.client.protocol.transaction.prepared_slots import SlotDemand, prepared_slots
 from txmq.errors import TwoPhaseFull
 from txmq.tx.postgres.drivers import async_driver
@@ -23,7 +22,7 @@ SLOT_PAUSE_S = 0.02  # between two looks for a slot that other transactions of t
 T = TypeVar("T")
 
 
-class XaTransaction(CallerTransaction, XaSteps[AioBundle, AioCore]):
+class XaTransaction(Transaction, XaSteps[AioBundle, AioCore]):
     """Rows on several connections and messages sent in the block, all or none.
 
     The block returns once the transaction is committed. `unfinished` has the gids of
@@ -46,33 +45,9 @@ class XaTransaction(CallerTransaction, XaSteps[AioBundle, AioCore]):
         require_connections(connections)
         self._use([async_driver(connection) for connection in connections], node)
 
-    async def __aenter__(self) -> Self:
-        self._require(Stage.NEW)
-        try:
-            await self._begin_branches(self._sends)
-        except BaseException as error:
-            not_begun(error)
-            raise
-        return await super().__aenter__()
-
-    async def _give_back(self) -> None:
-        await self._give_back_branches()
-
-    async def _commit(self) -> None:
-        await self._end_in_commit()
-
-    async def _abort(self) -> None:
-        await self._end_in_rollback()
-
-    def _database_savepoint(self) -> AbstractAsyncContextManager[None]:
-        return self._savepoints()
-
     async def _at_once(self, steps: Sequence[Step[T]]) -> list[T]:
         ends = await asyncio.gather(*(step() for step in steps), return_exceptions=True)
         return [_result(end) for end in ends]
-
-    async def _pause(self, seconds: float) -> None:
-        await asyncio.sleep(seconds)
 
     async def _reserve_slots(
         self, demand: dict[int, SlotDemand], deadline: float, stack: ExitStack

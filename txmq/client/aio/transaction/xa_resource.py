@@ -15,7 +15,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Coroutine, Sequence
 from typing import Any, Literal, TypeVar
-from uuid import UUID
 
 from txmq.client.aio.core import AioCore
 from txmq.client.aio.loop import cancelled
@@ -23,13 +22,9 @@ from txmq.client.aio.transaction.bundle import AioBundle
 from txmq.client.aio.transaction.transaction import AioOperations
 from txmq.client.protocol.awaited.foreign_branch import ForeignBranch, sealed
 from txmq.client.protocol.awaited.xa_resource import ResourceSteps, XidArgument
-from txmq.client.protocol.settings import ClientSettings
-from txmq.client.protocol.transaction.decision import decide_request, deciding
 from txmq.client.protocol.transaction.tokens import new_token
-from txmq.model.message import Decision
 from txmq.tx.xid import Xid
 from txmq.wire.bundle import BundlePart
-from txmq.wire.data_requests import Opcode
 
 T = TypeVar("T")
 
@@ -41,36 +36,6 @@ class ForeignBundle(AioBundle):
 
     def _parts(self, stored: Sequence[BundlePart] = ()) -> list[BundlePart]:
         return sealed(super()._parts(stored), at_once=self.at_once)
-
-
-class LoopBroker:
-    """The broker of the rules, on the client's loop."""
-
-    def __init__(self, core: AioCore) -> None:
-        self._core = core
-
-    @property
-    def settings(self) -> ClientSettings:
-        """The settings of the client."""
-        return self._core.settings
-
-    def seconds(self) -> float:
-        """Return the time of the loop's clock."""
-        return self._core.seconds()
-
-    async def log_id(self) -> UUID:
-        """Return the id of the broker's log."""
-        return await self._core.log_id()
-
-    async def call(self, name: str, args: dict[str, Any]) -> dict[str, Any]:
-        """Make a control call, again after a lost connection."""
-        return await self._core.call(name, args, repeat=True)
-
-    async def decide(self, token: UUID, outcome: Decision) -> object:
-        """Decide a bundle, and wait for the receipt."""
-        payload = decide_request(token, outcome, self._core.settings.service)
-        with deciding(self._core.settings, token, outcome):
-            return await self._core.request(Opcode.DECIDE, payload, repeat=True)
 
 
 class XaResource(AioOperations, ResourceSteps[AioBundle]):
@@ -85,7 +50,7 @@ class XaResource(AioOperations, ResourceSteps[AioBundle]):
         def new_bundle() -> ForeignBundle:
             return ForeignBundle(core, new_token())
 
-        ResourceSteps.__init__(self, LoopBroker(core), new_bundle, branches, owner)
+        ResourceSteps.__init__(self, core, new_bundle, branches, owner)
 
     async def prepare(self, xid: XidArgument) -> Literal["ok", "read-only"]:
         """Make the branch durable; "read-only" = it is empty, and forgotten.

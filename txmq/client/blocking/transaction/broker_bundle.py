@@ -7,34 +7,28 @@ so that several brokers cost hardly more time than one.
 from __future__ import annotations
 
 import time
-from typing import Any
 from uuid import UUID
 
+from txmq.client.blocking.at_once import CoreAtOnce
 from txmq.client.blocking.core import BlockingCore
 from txmq.client.blocking.decision_pipeline import PendingDecision, log_undelivered
 from txmq.client.blocking.transaction.bundle_upload import BundleUpload
 from txmq.client.blocking.transaction.decisions import (
-    await_state,
-    decide,
     request_check,
     send_decision,
 )
 from txmq.client.protocol.awaited.bundle import StoringBundle
+from txmq.client.protocol.awaited.bundle import UnroutedBundle as AnyUnrouted
 from txmq.client.protocol.sender.batches import FIRST_PAUSE_S
-from txmq.client.protocol.transaction.decision import is_published
 from txmq.errors import (
     ClientClosed,
-    RequestRejected,
-    RequestTimeout,
     StaleTopic,
     Throttled,
-    TransactionAborted,
     TxmqError,
 )
-from txmq.model.bundle import BundleReceipt, BundleState, DecideReceipt
-from txmq.model.message import Decision, Receipt
+from txmq.model.bundle import BundleReceipt
+from txmq.model.message import Decision
 from txmq.wire.bundle import BundleDescription
-from txmq.wire.data_requests import Opcode
 
 
 class BrokerBundle(StoringBundle[BlockingCore]):
@@ -44,21 +38,15 @@ class BrokerBundle(StoringBundle[BlockingCore]):
 
     def __init__(self, core: BlockingCore, token: UUID) -> None:
         super().__init__(core, token)
+        self._at_once = CoreAtOnce(core)
         self._upload: BundleUpload | None = None
+
+    @property
+    def broker(self) -> CoreAtOnce:
+        return self._at_once
 
     def _log_id(self) -> UUID:
         return self.core.log_id
-
-    async def log_id(self) -> UUID:
-        return self.core.log_id
-
-    async def call(
-        self, name: str, args: dict[str, Any], *, within: float | None = None
-    ) -> dict[str, Any]:
-        return self.core.call(name, args, timeout=within, repeat=True)
-
-    async def ping(self) -> None:
-        self.core.request(Opcode.PING)
 
     async def build(self, description: BundleDescription, deadline: float) -> None:
         self._description, self._deadline = description, deadline
@@ -78,24 +66,7 @@ class BrokerBundle(StoringBundle[BlockingCore]):
         assert self._upload is not None, "send() comes before extend_deadline()"
         self._deadline = self._upload.deadline = deadline
 
-    async def await_receipt(self) -> BundleReceipt:
-        assert self._upload is not None, "send() comes before await_receipt()"
-        try:
-            receipt = self._await_receipt()
-        except BaseException as error:
-            self._end_operation(error)
-            if isinstance(error, RequestRejected):
-                self.sent = self._upload.part_count > 1  # some parts may be stored
-            raise
-        self._end_operation()
-        if receipt.state == BundleState.ROLLED_BACK:
-            raise TransactionAborted(
-                f"Transaction {self.token} was rolled back before it was complete",
-                hint="it took too long, or an operator decided so: see `txmq tx show`",
-            )
-        return receipt
-
-    def _await_receipt(self) -> BundleReceipt:
+    async def _receipt(self) -> BundleReceipt:
         assert self._upload is not None, "send() comes before await_receipt()"
         while True:
             try:
@@ -109,18 +80,10 @@ class BrokerBundle(StoringBundle[BlockingCore]):
                     raise
                 if isinstance(refused, StaleTopic):
                     self.core.topics.refresh(str(refused.detail.get("topic", "")))
-                time.sleep(pause)
+                time.sleep(pause)  # noqa: ASYNC251  # as all of this face, it blocks
             parts = self._parts(stored=self._upload.parts[:stored])
             self._upload = BundleUpload(self.core, parts, self._deadline, stored)
             self._upload.send()
-
-    async def decide(self, outcome: Decision, seconds: float) -> DecideReceipt:
-        return decide(self.core, self.token, outcome, timeout=seconds)
-
-    async def await_state(
-        self, target: BundleState, deadline: float, *, check: bool = False
-    ) -> BundleState | None:
-        return await_state(self.core, self.token, target, deadline, check=check)
 
     def abandon(self) -> None:
         self._end_operation()
@@ -136,43 +99,14 @@ class BrokerBundle(StoringBundle[BlockingCore]):
         except ClientClosed as closed:
             log_undelivered(self.token, outcome, closed)
 
-    def wait_published(self, deadline: float) -> None:
-        """Wait until consumers can see the messages.
-
-        Raises RequestTimeout or TransactionAborted.
-        """
-        if (
-            self.published
-            or not (self._built.batches or self.in_outbox)
-            or self._decision_was_published(deadline)
-        ):
-            return
-        state = await_state(self.core, self.token, BundleState.PUBLISHED, deadline, check=True)
-        if state is BundleState.ROLLED_BACK:
-            raise TransactionAborted(
-                f"Transaction {self.token} was rolled back",
-                hint="`txmq tx show` tells who rolled it back",
-            )
-        if state is not BundleState.PUBLISHED:
-            raise RequestTimeout(
-                f"Transaction {self.token} is not published in time, but "
-                f"{state.name if state else 'UNKNOWN'}",
-                hint=f"see `txmq tx show {self.token}`",
-            )
-
-    def receipts(self) -> list[Receipt]:
-        """Return the receipts in the order of the sends; see TransactionOperations."""
-        if not self._built.batches:
-            return []
-        shown = self.core.call("tx.show", {"token": self.token.hex}, repeat=True)
-        offsets = [batch["offset"] for batch in shown["batches"]]
-        return self._built.receipts(self.token, offsets, self.first_number)
-
-    def _decision_was_published(self, deadline: float) -> bool:
+    async def _answer_to_decision(self, deadline: float) -> bytes | None:
         if self._decision is None:
-            return False
+            return None
         try:
-            payload = self._decision.result(max(0.0, deadline - time.monotonic()))
+            return self._decision.result(max(0.0, deadline - time.monotonic()))
         except (TimeoutError, TxmqError):
-            return False
-        return is_published(payload)
+            return None
+
+
+class UnroutedBundle(AnyUnrouted[BrokerBundle, BlockingCore], BrokerBundle):
+    """Sends of a transaction over a cluster."""

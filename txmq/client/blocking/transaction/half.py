@@ -5,14 +5,11 @@
 
 from __future__ import annotations
 
-from types import TracebackType
-
 from txmq.client.blocking.core import BlockingCore
 from txmq.client.blocking.transaction.broker_bundle import BrokerBundle
 from txmq.client.blocking.transaction.transaction import Transaction
 from txmq.client.protocol.awaited.half import HalfSteps
 from txmq.client.protocol.transaction.lifecycle import Stage
-from txmq.client.protocol.transaction.open_work import end_work
 from txmq.faces import run
 
 
@@ -40,20 +37,3 @@ class HalfTransaction(Transaction, HalfSteps[BrokerBundle, BlockingCore]):
         stored = run(self._prepare())
         if stored is not None:
             stored.core.answer_checks()
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        try:
-            super().__exit__(kind, error, trace)
-        finally:
-            end_work(self.token)
-
-    def _commit(self) -> None:
-        run(self._end_in_commit())
-
-    def _abort(self) -> None:
-        run(self._end_in_rollback())

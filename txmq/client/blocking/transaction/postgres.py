@@ -5,23 +5,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Self
-
 from txmq.client.blocking.core import BlockingCore
 from txmq.client.blocking.transaction.broker_bundle import BrokerBundle
-from txmq.client.blocking.transaction.caller_transaction import CallerTransaction
+from txmq.client.blocking.transaction.transaction import Transaction
 from txmq.client.protocol.awaited.postgres import PostgresSteps
-from txmq.client.protocol.transaction.lifecycle import Stage
-from txmq.faces import run
-from txmq.tx.postgres.caller import blocking_savepoint
 from txmq.tx.postgres.caller_block import CallerBlock
 from txmq.tx.postgres.driver import BlockingConnection
 from txmq.tx.postgres.drivers import blocking_driver
 
 
-class PostgresTransaction(CallerTransaction, PostgresSteps[BrokerBundle, BlockingCore]):
+class PostgresTransaction(Transaction, PostgresSteps[BrokerBundle, BlockingCore]):
     """Rows written on `connection` and messages sent in the block, both or neither.
 
     The block returns after COMMIT. After TransactionAborted, DatabaseConflict or
@@ -43,22 +36,3 @@ class PostgresTransaction(CallerTransaction, PostgresSteps[BrokerBundle, Blockin
         driver = blocking_driver(connection)
         block = CallerBlock(driver, self.token, self._sends)
         self._use(driver, block, outbox=outbox, allow_weak=allow_weak_commit)
-
-    def __enter__(self) -> Self:
-        self._require(Stage.NEW)
-        run(self._block.begin())
-        return super().__enter__()
-
-    def _give_back(self) -> None:
-        run(self._block.give_back())
-
-    def _commit(self) -> None:
-        run(self._end_in_commit())
-
-    def _abort(self) -> None:
-        run(self._end_in_rollback())
-
-    @contextmanager
-    def _database_savepoint(self) -> Iterator[None]:
-        with blocking_savepoint(self._driver):
-            yield

@@ -8,21 +8,17 @@ a home broker decides, messages may go to several brokers: see `Transaction.at`.
 
 from __future__ import annotations
 
-import time
-from abc import abstractmethod
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import ClassVar, Self
 from uuid import UUID
 
 from txmq.client.blocking.core import BlockingCore, HasCore, core_of
-from txmq.client.blocking.transaction.broker_bundle import BrokerBundle
-from txmq.client.blocking.transaction.unrouted_bundle import UnroutedBundle
+from txmq.client.blocking.transaction.broker_bundle import BrokerBundle, UnroutedBundle
+from txmq.client.protocol.awaited.block import BlockSteps
 from txmq.client.protocol.transaction.lifecycle import Stage
 from txmq.client.protocol.transaction.operations import BundleOperations
-from txmq.client.protocol.transaction.state import TransactionState
-from txmq.errors import TxmqError
+from txmq.faces import block, run
 from txmq.model.message import Receipt
 
 
@@ -35,7 +31,7 @@ class TransactionOperations(BundleOperations[BrokerBundle]):
         Offsets are None until the messages are published. Messages that went through
         the outbox have no receipts.
         """
-        return self._bundle.receipts()
+        return run(self._bundle.receipts())
 
 
 class TransactionAtBroker(TransactionOperations):
@@ -49,7 +45,7 @@ class TransactionAtBroker(TransactionOperations):
         self._transaction._require(stage)  # noqa: SLF001
 
 
-class Transaction(TransactionOperations, TransactionState[BrokerBundle, BlockingCore]):
+class Transaction(TransactionOperations, BlockSteps[BrokerBundle, BlockingCore]):
     """A `with` block whose sends and acks take effect together, or not at all.
 
     For one thread and one use. `token` names the transaction in the database, at the
@@ -72,17 +68,9 @@ class Transaction(TransactionOperations, TransactionState[BrokerBundle, Blocking
         self._require(Stage.OPEN)
         return TransactionAtBroker(self, self._bundle_of(core_of(client)))
 
-    @contextmanager
-    def savepoint(self) -> Iterator[None]:
+    def savepoint(self) -> AbstractContextManager[None]:
         """Open a block whose sends and acks are withdrawn if it raises."""
-        self._require(Stage.OPEN)
-        mark = self._mark()
-        try:
-            with self._database_savepoint():
-                yield
-        except BaseException:
-            self._withdraw_behind(mark)
-            raise
+        return block(self._savepoint())
 
     def wait_published(self, timeout: float = 5.0) -> None:
         """Wait until consumers can see the messages.
@@ -90,13 +78,11 @@ class Transaction(TransactionOperations, TransactionState[BrokerBundle, Blocking
         That takes until all earlier transactions on their keys are decided. Raises
         RequestTimeout, or TransactionAborted if the transaction was rolled back.
         """
-        self._require_committed()
-        deadline = time.monotonic() + timeout
-        for bundle in self._bundles:
-            bundle.wait_published(deadline)
+        run(self._wait_published(timeout))
 
     def __enter__(self) -> Self:
         self._require(Stage.NEW)
+        run(self._begin())
         self._stage = Stage.OPEN
         return self
 
@@ -110,39 +96,5 @@ class Transaction(TransactionOperations, TransactionState[BrokerBundle, Blocking
             if error is None:
                 raise self._of_parent()
             return
-        committed: bool | None = None  # None = unknown
-        try:
-            if error is None and not self._rollback_only:
-                try:
-                    self._route()
-                except BaseException:
-                    self._abort()
-                    raise
-                self._commit()
-                committed = self._committed = True
-            else:
-                committed = False
-                self._abort()
-            if error is None:
-                self._raise_rollback_only()
-        except TxmqError as failure:
-            committed = None if failure.outcome == "unknown" else False
-            self._note_failure(failure)
-            raise
-        finally:
-            self._stage = Stage.OVER
-            for bundle in self._bundles:
-                bundle.finish(committed=committed)
-
-    @abstractmethod
-    def _commit(self) -> None:
-        """Commit at the end of the block; return only if it is committed."""
-
-    @abstractmethod
-    def _abort(self) -> None:
-        """Roll back what has been done so far."""
-
-    @contextmanager
-    def _database_savepoint(self) -> Iterator[None]:
-        """Wrap the block of a savepoint in one of the database."""
-        yield
+        with self._leaving(error):
+            run(self._finish(error))

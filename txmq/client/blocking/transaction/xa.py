@@ -5,28 +5,25 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import ExitStack
 from functools import partial
-from typing import Self, TypeVar
+from typing import TypeVar
 
 from txmq.client.blocking.concurrently import run_concurrently
 from txmq.client.blocking.core import BlockingCore
 from txmq.client.blocking.transaction.broker_bundle import BrokerBundle
-from txmq.client.blocking.transaction.caller_transaction import CallerTransaction
+from txmq.client.blocking.transaction.transaction import Transaction
 from txmq.client.protocol.awaited.xa import Step, XaSteps, require_connections
-from txmq.client.protocol.transaction.lifecycle import Stage
 from txmq.client.protocol.transaction.prepared_slots import SlotDemand, prepared_slots
 from txmq.faces import run
-from txmq.tx.postgres.caller import blocking_block
 from txmq.tx.postgres.driver import BlockingConnection
 from txmq.tx.postgres.drivers import blocking_driver
 
 T = TypeVar("T")
 
 
-class XaTransaction(CallerTransaction, XaSteps[BrokerBundle, BlockingCore]):
+class XaTransaction(Transaction, XaSteps[BrokerBundle, BlockingCore]):
     """Rows on several connections and messages sent in the block, all or none.
 
     The block returns once the transaction is committed. `unfinished` has the gids of
@@ -54,30 +51,8 @@ class XaTransaction(CallerTransaction, XaSteps[BrokerBundle, BlockingCore]):
         require_connections(connections)
         self._use([blocking_driver(connection) for connection in connections], node)
 
-    def __enter__(self) -> Self:
-        self._require(Stage.NEW)
-        run(self._begin_branches(self._sends))
-        return super().__enter__()
-
-    def _give_back(self) -> None:
-        run(self._give_back_branches())
-
-    def _commit(self) -> None:
-        run(self._end_in_commit())
-
-    def _abort(self) -> None:
-        run(self._end_in_rollback())
-
-    @contextmanager
-    def _database_savepoint(self) -> Iterator[None]:
-        with blocking_block(self._savepoints()):
-            yield
-
     async def _at_once(self, steps: Sequence[Step[T]]) -> list[T]:
         return run_concurrently([partial(_run, step) for step in steps])
-
-    async def _pause(self, seconds: float) -> None:
-        time.sleep(seconds)  # noqa: ASYNC251  # as all of this face, it blocks
 
     async def _reserve_slots(
         self, demand: dict[int, SlotDemand], deadline: float, stack: ExitStack

@@ -15,21 +15,17 @@ process.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
-from typing import Any, Literal
-from uuid import UUID
+from typing import Literal
 
+from txmq.client.blocking.at_once import CoreAtOnce
 from txmq.client.blocking.core import BlockingCore
 from txmq.client.blocking.transaction.broker_bundle import BrokerBundle
-from txmq.client.blocking.transaction.decisions import decide
 from txmq.client.blocking.transaction.transaction import TransactionOperations
 from txmq.client.protocol.awaited.foreign_branch import ForeignBranch, sealed
 from txmq.client.protocol.awaited.xa_resource import ResourceSteps, XidArgument
-from txmq.client.protocol.settings import ClientSettings
 from txmq.client.protocol.transaction.tokens import new_token
 from txmq.faces import run
-from txmq.model.message import Decision
 from txmq.tx.xid import Xid
 from txmq.wire.bundle import BundlePart
 
@@ -41,34 +37,6 @@ class ForeignBundle(BrokerBundle):
 
     def _parts(self, stored: Sequence[BundlePart] = ()) -> list[BundlePart]:
         return sealed(super()._parts(stored), at_once=self.at_once)
-
-
-class BlockingBroker:
-    """The broker of the rules, which blocks."""
-
-    def __init__(self, core: BlockingCore) -> None:
-        self._core = core
-
-    @property
-    def settings(self) -> ClientSettings:
-        """The settings of the client."""
-        return self._core.settings
-
-    def seconds(self) -> float:
-        """Return the time of the clock of deadlines."""
-        return time.monotonic()
-
-    async def log_id(self) -> UUID:
-        """Return the id of the broker's log."""
-        return self._core.log_id
-
-    async def call(self, name: str, args: dict[str, Any]) -> dict[str, Any]:
-        """Make a control call, again after a lost connection."""
-        return self._core.call(name, args, repeat=True)
-
-    async def decide(self, token: UUID, outcome: Decision) -> object:
-        """Decide a bundle, and wait for the receipt."""
-        return decide(self._core, token, outcome)
 
 
 class XaResource(TransactionOperations, ResourceSteps[BrokerBundle]):
@@ -83,7 +51,7 @@ class XaResource(TransactionOperations, ResourceSteps[BrokerBundle]):
         def new_bundle() -> ForeignBundle:
             return ForeignBundle(core, new_token())
 
-        ResourceSteps.__init__(self, BlockingBroker(core), new_bundle, branches, owner)
+        ResourceSteps.__init__(self, CoreAtOnce(core), new_bundle, branches, owner)
 
     def prepare(self, xid: XidArgument) -> Literal["ok", "read-only"]:
         """Make the branch durable; "read-only" = it is empty, and forgotten.

@@ -3,16 +3,29 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeVar
 from uuid import UUID
 
+from txmq.client.protocol.awaited.core import AwaitedCore
+from txmq.client.protocol.awaited.decisions import await_state, decide
+from txmq.client.protocol.sender.routing import Routing
 from txmq.client.protocol.transaction.buffer import BuiltBatches
 from txmq.client.protocol.transaction.bundle import Bundle, BundleCore
+from txmq.client.protocol.transaction.decision import is_published
 from txmq.client.protocol.transaction.tokens import new_token
-from txmq.errors import BrokerUnavailable, ConnectionLost, RequestTimeout
+from txmq.client.protocol.transaction.unrouted import UnroutedSends, in_order
+from txmq.errors import (
+    BrokerUnavailable,
+    ConnectionLost,
+    RequestRejected,
+    RequestTimeout,
+    TransactionAborted,
+)
 from txmq.model.bundle import BundleReceipt, BundleState, DecideReceipt
-from txmq.model.message import ROLLBACK, Decision
+from txmq.model.message import ROLLBACK, Decision, Receipt
 from txmq.wire.bundle import BundleDescription
+from txmq.wire.data_requests import Opcode
 
 
 class StoringCore(BundleCore, Protocol):
@@ -26,6 +39,7 @@ class StoringCore(BundleCore, Protocol):
     def seconds(self) -> float: ...
 
 
+B = TypeVar("B", bound="StoringBundle[Any]")
 K = TypeVar("K", bound=StoringCore)
 
 
@@ -37,11 +51,15 @@ class StoringBundle(Bundle[K], ABC):
 
     _decision: Any = None  # the answer to it is to come
 
+    @property
     @abstractmethod
+    def broker(self) -> AwaitedCore:
+        """The core of its broker, for calls."""
+
     async def log_id(self) -> UUID:
         """Return the id of the broker's log. Raises as a call, unless it is known."""
+        return await self.broker.log_id()
 
-    @abstractmethod
     async def call(
         self, name: str, args: dict[str, Any], *, within: float | None = None
     ) -> dict[str, Any]:
@@ -49,10 +67,11 @@ class StoringBundle(Bundle[K], ABC):
 
         `within` = the seconds that the answer may take; None = the client's.
         """
+        return await self.broker.call(name, args, repeat=True, within=within)
 
-    @abstractmethod
     async def ping(self) -> None:
         """Have an answer of the broker. Raises as a call."""
+        await self.broker.request(Opcode.PING)
 
     @abstractmethod
     async def build(self, description: BundleDescription, deadline: float) -> None:
@@ -66,13 +85,33 @@ class StoringBundle(Bundle[K], ABC):
         nothing.
         """
 
-    @abstractmethod
     async def await_receipt(self) -> BundleReceipt:
         """Wait until the broker has made the bundle durable.
 
         If topics have grown meanwhile, the parts that are not stored are built anew.
         Raises the broker's refusal, ConnectionLost, RequestTimeout, or
         TransactionAborted if the bundle was rolled back meanwhile.
+        """
+        try:
+            receipt = await self._receipt()
+        except BaseException as error:
+            self._end_operation(error)
+            if isinstance(error, RequestRejected):
+                self.sent = self._part_count > 1  # some parts may be stored
+            raise
+        finally:
+            self.abandon()
+        if receipt.state == BundleState.ROLLED_BACK:
+            raise TransactionAborted(
+                f"Transaction {self.token} was rolled back before it was complete",
+                hint="it took too long, or an operator decided so: see `txmq tx show`",
+            )
+        return receipt
+
+    @abstractmethod
+    async def _receipt(self) -> BundleReceipt:
+        """Wait for the answers to all parts; store those anew whose topics have
+        grown.
         """
 
     @abstractmethod
@@ -85,23 +124,53 @@ class StoringBundle(Bundle[K], ABC):
         await self.send()
         return await self.await_receipt()
 
-    @abstractmethod
     async def decide(self, outcome: Decision, seconds: float) -> DecideReceipt:
         """Decide the bundle, and return the receipt.
 
         Raises Conflict if the bundle has the other outcome, and as a call does.
         """
+        return await decide(self.broker, self.token, outcome, within=seconds)
 
-    @abstractmethod
     async def await_state(
         self, target: BundleState, deadline: float, *, check: bool = False
     ) -> BundleState | None:
-        """Poll the bundle until it reaches `target` or is rolled back, or until
-        `deadline`.
+        """Poll the bundle: see `decisions.await_state`."""
+        return await await_state(self.broker, self.token, target, deadline, check=check)
 
-        Returns its last known state. `check` makes the broker ask the decider before
-        each poll. Errors of calls are retried.
+    async def wait_published(self, deadline: float) -> None:
+        """Wait until consumers can see the messages.
+
+        Raises RequestTimeout or TransactionAborted.
         """
+        if self.published or not (self._built.batches or self.in_outbox):
+            return
+        answer = await self._answer_to_decision(deadline)
+        if answer is not None and is_published(answer):
+            return
+        state = await self.await_state(BundleState.PUBLISHED, deadline, check=True)
+        if state is BundleState.ROLLED_BACK:
+            raise TransactionAborted(
+                f"Transaction {self.token} was rolled back",
+                hint="`txmq tx show` tells who rolled it back",
+            )
+        if state is not BundleState.PUBLISHED:
+            raise RequestTimeout(
+                f"Transaction {self.token} is not published in time, but "
+                f"{state.name if state else 'UNKNOWN'}",
+                hint=f"see `txmq tx show {self.token}`",
+            )
+
+    @abstractmethod
+    async def _answer_to_decision(self, deadline: float) -> bytes | None:
+        """Return the answer to `send_decision`; None = there is none in time."""
+
+    async def receipts(self) -> list[Receipt]:
+        """Return the receipts in the order of the sends; see `Transaction.receipts`."""
+        if not self._built.batches:
+            return []
+        shown = await self.call("tx.show", {"token": self.token.hex})
+        offsets = [batch["offset"] for batch in shown["batches"]]
+        return self._built.receipts(self.token, offsets, self.first_number)
 
     @abstractmethod
     def abandon(self) -> None:
@@ -138,3 +207,31 @@ def unavailable(error: ConnectionLost | RequestTimeout) -> BrokerUnavailable:
         f"A broker did not confirm the messages: {error.message}; the transaction was rolled back",
         hint="run the transaction again",
     )
+
+
+class UnroutedBundle(UnroutedSends[B], StoringBundle[K]):
+    """Sends of a transaction over a cluster. Nothing is stored from here.
+
+    A face adds its own bundle to the bases.
+    """
+
+    def __init__(
+        self,
+        cores: Sequence[K],
+        routing: Routing,
+        token: UUID,
+        bundle_of: Callable[[K], B],
+    ) -> None:
+        """`bundle_of` returns or makes the transaction's bundle of a broker."""
+        super().__init__(cores[0], token)
+        self._begin(cores, routing, bundle_of)
+
+    async def receipts(self) -> list[Receipt]:
+        """Return the receipts in the order of the sends."""
+        return in_order(
+            [
+                found
+                for placed in self._placed
+                for found in placed.receipts(await placed.bundle.receipts())
+            ]
+        )

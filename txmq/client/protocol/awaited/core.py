@@ -75,12 +75,5 @@ class AwaitedClient(Protocol):
 class LoopCore(AwaitedCore, Protocol):
     """The shared state of a client on an event loop."""
 
-    @property
-    def known_log_id(self) -> UUID | None:
-        """The id of the broker's log, if it is known without asking."""
-
-    def start(self, work: Coroutine[Any, Any, object]) -> None:
-        """Begin work that nobody waits for. A TxmqError of it is dropped."""
-
     def gather(self, works: Iterable[Coroutine[Any, Any, T]]) -> Awaitable[list[T | Exception]]:
         """Begin all works at once, and wait until each has ended."""

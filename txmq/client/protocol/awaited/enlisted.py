@@ -10,7 +10,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import NamedTuple
 
-from txmq.client.protocol.awaited.postgres import B, K, PostgresSteps
+from txmq.client.protocol.awaited.block import B, K
+from txmq.client.protocol.awaited.postgres import PostgresSteps
 from txmq.client.protocol.transaction.lifecycle import Stage, wrong_stage
 from txmq.client.protocol.transaction.options import TransactionOptions
 from txmq.errors import InDoubt, LocalProtocolError, TransactionAborted, TxmqError

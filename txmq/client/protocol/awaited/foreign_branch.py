@@ -1,8 +1,4 @@
-"""A branch of another transaction manager: its work and its requests, in all faces.
-
-The blocking face's broker and bundles block inside of their coroutines, which it runs
-by `txmq.tx.postgres.driver.run`.
-"""
+"""A branch of another transaction manager: its work and its requests, in all faces."""
 
 from __future__ import annotations
 
@@ -13,7 +9,8 @@ from enum import Enum
 from typing import Any, Protocol
 from uuid import UUID
 
-from txmq.client.protocol.settings import ClientSettings
+from txmq.client.protocol.awaited.core import AwaitedCore
+from txmq.client.protocol.awaited.decisions import decide
 from txmq.client.protocol.transaction.buffer import Buffer
 from txmq.client.protocol.transaction.decision import decided_by
 from txmq.errors import (
@@ -58,21 +55,6 @@ class BranchState(Enum):
     PREPARED = "is prepared"
 
 
-class BranchBroker(Protocol):
-    """The broker as a face reaches it."""
-
-    @property
-    def settings(self) -> ClientSettings: ...
-    def seconds(self) -> float: ...
-    async def log_id(self) -> UUID: ...
-
-    async def call(self, name: str, args: dict[str, Any]) -> dict[str, Any]:
-        """Make a control call, again after a lost connection."""
-
-    async def decide(self, token: UUID, outcome: Decision) -> object:
-        """Decide a bundle, and wait for the receipt."""
-
-
 class ForeignBundle(Protocol):
     """A bundle that another transaction manager decides.
 
@@ -103,7 +85,7 @@ class ForeignBranch:
 
     def __init__(
         self,
-        broker: BranchBroker,
+        broker: AwaitedCore,
         bundle: ForeignBundle,
         xid: Xid,
         owner: str,
@@ -137,7 +119,7 @@ class ForeignBranch:
                 state = await self._upload()
         except (XaDuplicate, XaRefused):
             with suppress(TxmqError):  # drop the parts that have arrived
-                await self._broker.decide(self.bundle.token, ROLLBACK)
+                await decide(self._broker, self.bundle.token, ROLLBACK)
             raise
         finally:
             self.bundle.abandon()
@@ -181,14 +163,14 @@ class ForeignBranch:
                     "by": decided_by(self._broker.settings.service),
                     "decide": True,
                 }
-                await self._broker.call("xa.outcome", args)
+                await self._broker.call("xa.outcome", args, repeat=True)
 
     def finish(self, *, committed: bool) -> None:
         """Settle what the branch acks."""
         self.bundle.finish(committed=committed)
 
 
-async def decide_branch(broker: BranchBroker, xid: Xid, token: UUID, outcome: Decision) -> None:
+async def decide_branch(broker: AwaitedCore, xid: Xid, token: UUID, outcome: Decision) -> None:
     """Decide a prepared branch.
 
     Raises XaUnknown, XaUnavailable, XaHeuristic or XaProtocol.
@@ -196,7 +178,7 @@ async def decide_branch(broker: BranchBroker, xid: Xid, token: UUID, outcome: De
     name = f"Branch {xid.gid}"
     with xa_errors(xid):
         try:
-            await broker.decide(token, outcome)
+            await decide(broker, token, outcome)
         except HeuristicOutcome as heuristic:
             kind = XaHeuristicRollback if outcome is COMMIT else XaHeuristicCommit
             raise kind(
@@ -208,12 +190,12 @@ async def decide_branch(broker: BranchBroker, xid: Xid, token: UUID, outcome: De
             raise XaUnknown(f"{name}: {unknown.message}") from unknown
 
 
-async def token_of(broker: BranchBroker, xid: Xid) -> UUID:
+async def token_of(broker: AwaitedCore, xid: Xid) -> UUID:
     """Return the token of a branch at the broker. Raises XaUnknown, XaUnavailable."""
     return UUID((await find_branch(broker, xid))["token"])
 
 
-async def find_branch(broker: BranchBroker, xid: Xid) -> dict[str, Any]:
+async def find_branch(broker: AwaitedCore, xid: Xid) -> dict[str, Any]:
     """Return the broker's row of a branch. Raises XaUnknown or XaUnavailable."""
     args = {
         "format": xid.format,
@@ -222,7 +204,7 @@ async def find_branch(broker: BranchBroker, xid: Xid) -> dict[str, Any]:
     }
     with xa_errors(xid):
         try:
-            return await broker.call("xa.find", args)
+            return await broker.call("xa.find", args, repeat=True)
         except UnknownTransaction as unknown:
             raise XaUnknown(f"The broker has no branch {xid.gid}") from unknown
 

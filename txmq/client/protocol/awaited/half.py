@@ -6,14 +6,14 @@ the service have registered (docs/PROTOCOL.md 1).
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from txmq.client.log import get_logger
-from txmq.client.protocol.awaited.bundle import StoringBundle, StoringCore
+from txmq.client.protocol.awaited.block import B, BlockSteps, K
 from txmq.client.protocol.transaction.half_message import no_service
 from txmq.client.protocol.transaction.lifecycle import Stage
-from txmq.client.protocol.transaction.open_work import begin_work
-from txmq.client.protocol.transaction.state import TransactionState
+from txmq.client.protocol.transaction.open_work import begin_work, end_work
 from txmq.crashpoints import crashpoint
 from txmq.errors import (
     Conflict,
@@ -28,18 +28,15 @@ from txmq.model.decider import ByChecker
 from txmq.model.message import COMMIT, ROLLBACK, check_name
 
 CHECKER_HINT = "the broker asks the checker"
-B = TypeVar("B", bound=StoringBundle[Any])
-K = TypeVar("K", bound=StoringCore)
 log = get_logger()
 
 
-class HalfSteps(TransactionState[B, K]):
+class HalfSteps(BlockSteps[B, K]):
     """A block of sends, then the local work."""
 
     _one_broker_hint = (
         "one broker asks the checker: let a database decide, with client.transaction(connection)"
     )
-    _deciding = False  # COMMIT is on its way, and may come true
 
     def _ask(self, checker: str) -> None:
         """Name the checker. Called once, when the object is made."""
@@ -54,6 +51,14 @@ class HalfSteps(TransactionState[B, K]):
         self._stage = Stage.STORED  # or it may be, so an error sends a rollback
         await self._store()
         return self._stored
+
+    @contextmanager
+    def _leaving(self, error: BaseException | None) -> Iterator[None]:
+        del error
+        try:
+            yield
+        finally:
+            end_work(self.token)
 
     async def _store(self) -> None:
         bundle = self._only_bundle
@@ -70,7 +75,7 @@ class HalfSteps(TransactionState[B, K]):
             raise
         crashpoint("half.after_group")
 
-    async def _end_in_commit(self) -> None:
+    async def _commit(self) -> None:
         if self._stage is Stage.OPEN:
             await self._store()
         bundle = self._stored
@@ -93,7 +98,7 @@ class HalfSteps(TransactionState[B, K]):
         crashpoint("half.after_decide")
         bundle.published = receipt.state == BundleState.PUBLISHED
 
-    async def _end_in_rollback(self) -> None:
+    async def _abort(self) -> None:
         bundle = self._stored
         if self._stage is not Stage.STORED or bundle is None:
             return

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
 from typing import Any
 
 from txmq.client.log import get_logger
@@ -18,14 +17,11 @@ from txmq.model.bundle import BundleState
 from txmq.model.message import COMMIT, UNKNOWN, Decision
 
 Home = StoringBundle[Any]
-Pause = Callable[[float], Coroutine[Any, Any, None]]
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.005, 0.2  # between two questions for the decision
 log = get_logger()
 
 
-async def request_decision(
-    home: Home, wanted: Decision, deadline: float, pause: Pause
-) -> HomeDecision:
+async def request_decision(home: Home, wanted: Decision, deadline: float) -> HomeDecision:
     """Ask for COMMIT or ROLLBACK, and retry while the broker is away.
 
     The answer may be the other decision.
@@ -39,7 +35,7 @@ async def request_decision(
             final = not error.retriable and error.outcome != "unknown"
             if final or core.seconds() + seconds >= deadline:
                 return HomeDecision(UNKNOWN, why=error.message)
-        await pause(seconds)
+        await home.broker.sleep(seconds)
         seconds = min(2 * seconds, LONGEST_PAUSE_S)
 
 

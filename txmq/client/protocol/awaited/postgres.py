@@ -10,12 +10,13 @@ row. The rows are written together, so that one COMMIT decides all bundles
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+from contextlib import AbstractAsyncContextManager
 
 from txmq.client.log import get_logger
-from txmq.client.protocol.awaited.bundle import StoringBundle, StoringCore, unavailable
+from txmq.client.protocol.awaited.block import B, K
+from txmq.client.protocol.awaited.bundle import unavailable
+from txmq.client.protocol.awaited.caller_transaction import CallerSteps
 from txmq.client.protocol.awaited.outbox import OutboxFallback
-from txmq.client.protocol.transaction.state import TransactionState
 from txmq.crashpoints import crashpoint
 from txmq.errors import (
     ConnectionLost,
@@ -30,7 +31,7 @@ from txmq.errors import (
 from txmq.model.bundle import BundleState
 from txmq.model.decider import ByPostgres
 from txmq.model.message import COMMIT, ROLLBACK, Decision
-from txmq.tx.postgres.caller import require_healthy
+from txmq.tx.postgres.caller import require_healthy, savepoint
 from txmq.tx.postgres.caller_block import CallerBlock
 from txmq.tx.postgres.commit import CommitOutcome, guarded_commit
 from txmq.tx.postgres.driver import Driver
@@ -45,15 +46,11 @@ from txmq.tx.postgres.identity import (
 )
 from txmq.tx.postgres.tokens import InsertedToken, insert_token, may_have_reported
 
-B = TypeVar("B", bound=StoringBundle[Any])
-K = TypeVar("K", bound=StoringCore)
 log = get_logger()
 
 
-class PostgresSteps(TransactionState[B, K]):
+class PostgresSteps(CallerSteps[B, K]):
     """Rows written on a connection and messages sent in the block, both or neither."""
-
-    _deciding = False  # COMMIT is on its way, and may come true
 
     def _use(self, driver: Driver, block: CallerBlock, *, outbox: bool, allow_weak: bool) -> None:
         """Use the connection of that driver. Called once, when the object is made."""
@@ -62,8 +59,20 @@ class PostgresSteps(TransactionState[B, K]):
         self._allow_weak_commit = allow_weak
         self._inserted: InsertedToken | None = None
 
-    async def _end_in_commit(self) -> None:
-        """Commit at the end of the block; return only if it is committed."""
+    async def _begin(self) -> None:
+        try:
+            await self._block.begin()
+        except BaseException:
+            await self._block.give_back()
+            raise
+
+    async def _give_back(self) -> None:
+        await self._block.give_back()
+
+    def _database_savepoint(self) -> AbstractAsyncContextManager[None]:
+        return savepoint(self._driver)
+
+    async def _commit(self) -> None:
         self._block.end()
         bundles = self._nonempty_bundles()
         if not bundles:
@@ -72,8 +81,7 @@ class PostgresSteps(TransactionState[B, K]):
         await self._store_bundles(bundles)
         await self._commit_stored(bundles)
 
-    async def _end_in_rollback(self) -> None:
-        """Roll back what has been done so far."""
+    async def _abort(self) -> None:
         if not await self._block.roll_back():
             raise self._block.ended()
 

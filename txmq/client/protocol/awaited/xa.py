@@ -18,7 +18,8 @@ from functools import partial
 from typing import Any, TypeVar
 
 from txmq.client.log import get_logger
-from txmq.client.protocol.awaited.bundle import StoringBundle, StoringCore
+from txmq.client.protocol.awaited.block import B, K
+from txmq.client.protocol.awaited.caller_transaction import CallerSteps
 from txmq.client.protocol.awaited.database_branch import DatabaseBranch
 from txmq.client.protocol.awaited.home_broker import record_mixed, request_decision
 from txmq.client.protocol.sender.routing import Routing
@@ -29,7 +30,6 @@ from txmq.client.protocol.transaction.home_decision import (
 )
 from txmq.client.protocol.transaction.outbox_entries import order_keys
 from txmq.client.protocol.transaction.prepared_slots import SlotDemand
-from txmq.client.protocol.transaction.state import TransactionState
 from txmq.client.protocol.transaction.unrouted import UnroutedSends
 from txmq.crashpoints import crashpoint
 from txmq.errors import LocalProtocolError, TxmqError
@@ -37,12 +37,9 @@ from txmq.model.decider import BrokerBranch, ByHome, Participant
 from txmq.model.message import COMMIT
 from txmq.tx.coordinator import HOME, BundleStatus, Coordinator, Vote, needs_two_phases
 from txmq.tx.postgres.driver import Driver
-from txmq.tx.postgres.statement_watch import Sends
 from txmq.tx.xid import branches
 
 T = TypeVar("T")
-B = TypeVar("B", bound=StoringBundle[Any])
-K = TypeVar("K", bound=StoringCore)
 Step = Callable[[], Coroutine[Any, Any, T]]
 log = get_logger()
 
@@ -56,10 +53,9 @@ def require_connections(connections: Sequence[object]) -> None:
         )
 
 
-class XaSteps(TransactionState[B, K]):
+class XaSteps(CallerSteps[B, K]):
     """Rows on several connections and messages sent in the block, all or none."""
 
-    _deciding = False  # COMMIT is on its way, and may come true
     unfinished: tuple[str, ...] = ()  # gids of branches that recovery has to end
 
     def _use(self, drivers: Sequence[Driver], node: str) -> None:
@@ -80,10 +76,6 @@ class XaSteps(TransactionState[B, K]):
         """
 
     @abstractmethod
-    async def _pause(self, seconds: float) -> None:
-        """Wait for so many seconds."""
-
-    @abstractmethod
     async def _reserve_slots(
         self, demand: dict[int, SlotDemand], deadline: float, stack: ExitStack
     ) -> None:
@@ -92,21 +84,19 @@ class XaSteps(TransactionState[B, K]):
         Raises TwoPhaseFull at the deadline.
         """
 
-    async def _begin_branches(self, sends: Sends) -> None:
-        """Begin a branch on each connection. After an error none is left open."""
+    async def _begin(self) -> None:
         log_id = await self._home.log_id()
         names = branches(self._node, log_id, self.token, len(self._drivers))
         try:
             for driver, name in zip(self._drivers, names, strict=True):
-                branch = DatabaseBranch(driver, name, sends)
+                branch = DatabaseBranch(driver, name, self._sends)
                 self._branches.append(branch)
                 await branch.begin()
         except BaseException:
-            await self._give_back_branches()
+            await self._give_back()
             raise
 
-    async def _end_in_commit(self) -> None:
-        """Commit at the end of the block; return only if it is committed."""
+    async def _commit(self) -> None:
         try:
             for branch in self._branches:
                 branch.end_block()
@@ -114,7 +104,7 @@ class XaSteps(TransactionState[B, K]):
                 await branch.inspect()
             await self._require_turn()
         except BaseException:
-            await self._end_in_rollback()
+            await self._abort()
             raise
         writing = sum(branch.wrote for branch in self._branches)
         if needs_two_phases(writing, speaking=bool(self._nonempty_bundles())):
@@ -122,20 +112,18 @@ class XaSteps(TransactionState[B, K]):
         else:
             await self._commit_in_one_phase()
 
-    async def _end_in_rollback(self) -> None:
+    async def _abort(self) -> None:
         """Roll back the branches that are open; prepared ones stay."""
         ended = [branch for branch in self._branches if not await branch.roll_back()]
         if ended:
             raise ended[0].ended()
 
-    async def _give_back_branches(self) -> None:
-        """Roll back what an interrupt has left open; prepared branches stay."""
+    async def _give_back(self) -> None:
         for branch in self._branches:
             await branch.give_back()
 
     @asynccontextmanager
-    async def _savepoints(self) -> AsyncIterator[None]:
-        """Open a block whose rows are withdrawn if it raises."""
+    async def _database_savepoint(self) -> AsyncIterator[None]:
         async with AsyncExitStack() as stack:
             for branch in self._branches:
                 await stack.enter_async_context(branch.savepoint())
@@ -159,7 +147,7 @@ class XaSteps(TransactionState[B, K]):
             await first.commit()
             await self._at_once([branch.follow for branch in others])
         finally:
-            await self._end_in_rollback()
+            await self._abort()
 
     async def _commit_in_two_phases(self) -> None:
         others = [bundle for bundle in self._nonempty_bundles() if bundle is not self._home]
@@ -168,7 +156,7 @@ class XaSteps(TransactionState[B, K]):
                 deadline = self._core.seconds() + self._timeout
                 await self._reserve_slots(await self._slot_demand(), deadline, slots)
             except BaseException:
-                await self._end_in_rollback()
+                await self._abort()
                 raise
             await self._coordinate([self._home, *others])
 
@@ -189,7 +177,7 @@ class XaSteps(TransactionState[B, K]):
             await self._finish_participants(coordinator, bundles)
         finally:
             self.unfinished = self._gids(coordinator.result.unfinished)
-            await self._end_in_rollback()
+            await self._abort()
         await self._raise_unless_committed(coordinator, failure, answer)
 
     async def _collect_votes(self, coordinator: Coordinator, bundles: list[B]) -> TxmqError | None:
@@ -254,13 +242,13 @@ class XaSteps(TransactionState[B, K]):
         """
         proposal = coordinator.proposal
         if proposal is not COMMIT:
-            await self._end_in_rollback()
+            await self._abort()
         if proposal is None:
             return None
         self._deciding = self._deciding or proposal is COMMIT
         crashpoint("xa.before_decision")
         deadline = self._core.seconds() + self._core.settings.timeout
-        answer = await request_decision(self._home, proposal, deadline, self._pause)
+        answer = await request_decision(self._home, proposal, deadline)
         coordinator.note_decision(answer.decision)
         self._home.published = answer.published
         crashpoint("xa.after_decision")

@@ -6,8 +6,8 @@ from base64 import b64decode
 from collections.abc import Callable
 from typing import Any, Literal, Protocol, cast
 
+from txmq.client.protocol.awaited.core import AwaitedCore
 from txmq.client.protocol.awaited.foreign_branch import (
-    BranchBroker,
     BranchState,
     ForeignBranch,
     ForeignBundle,
@@ -43,7 +43,7 @@ class ResourceSteps(BundleOperations[B]):
 
     def __init__(
         self,
-        broker: BranchBroker,
+        broker: AwaitedCore,
         new_bundle: Callable[[], ForeignBundle],
         branches: dict[Xid, ForeignBranch],
         owner: str,
@@ -146,7 +146,7 @@ class ResourceSteps(BundleOperations[B]):
         found: list[Xid] = []
         while True:
             with xa_errors(None):
-                page = await self._broker.call("xa.list", args)
+                page = await self._broker.call("xa.list", args, repeat=True)
             for row in page["transactions"]:
                 xid = row["xid"]
                 found.append(Xid(xid["format"], b64decode(xid["gtrid"]), b64decode(xid["bqual"])))
@@ -162,7 +162,7 @@ class ResourceSteps(BundleOperations[B]):
             "reason": "by its manager",
         }
         with xa_errors(named):
-            await self._broker.call("xa.forget", args)
+            await self._broker.call("xa.forget", args, repeat=True)
 
     def _require(self, stage: Stage) -> None:
         del stage

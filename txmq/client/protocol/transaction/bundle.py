@@ -56,6 +56,7 @@ class Bundle(Generic[K]):
         self.in_outbox = False  # it waits in the database instead
         self._acked: list[tuple[AckOwner, object]] = []
         self._built = BuiltBatches([], [])
+        self._part_count = 0
         self._deadline = 0.0
         self._description: BundleDescription | None = None
         self._operation: Operation | None = None  # that stores it, for telemetry
@@ -109,6 +110,7 @@ class Bundle(Generic[K]):
         self._built = BuiltBatches(
             [batch._replace(batch=b"") for batch in built.batches], built.message_indexes
         )
+        self._part_count = len(parts)
         return parts
 
     def _begin_operation(self) -> None:

@@ -75,10 +75,6 @@ class TransactionState(BundleOperations[B], Generic[B, K]):
             bundle.first_number = number
             number += bundle.buffer.message_count
 
-    async def _route_all(self) -> None:
-        """Do so, and ask the brokers for their partitions where that has to wait."""
-        self._route()
-
     def set_rollback_only(self, reason: str = "") -> None:
         """Let the end of the block roll back and raise TransactionAborted."""
         if self._stage is not Stage.STORED:

@@ -1,4 +1,4 @@
-"""Transactions that a broker decides as it stores them, on an event loop."""
+"""Transactions that a broker decides as it stores them, on Twisted."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from types import TracebackType
 from typing import Any, Self, Unpack
 
-from txmq.client.protocol.awaited.core import LoopCore
 from txmq.client.protocol.sender.routing import Routing
 from txmq.client.protocol.sender.rows import Fields, micros_now
 from txmq.client.protocol.transaction.acks import AckOwner, ack_owner_of, require_same_log
@@ -21,6 +20,7 @@ from txmq.client.protocol.transaction.lifecycle import Stage, wrong_stage
 from txmq.client.protocol.transaction.parts import batch_count, split_into_parts
 from txmq.client.protocol.transaction.state import require_no_spool
 from txmq.client.protocol.transaction.tokens import new_token
+from txmq.client.twisted.core import TwistedCore
 from txmq.crashpoints import crashpoint
 from txmq.errors import (
     BrokerUnavailable,
@@ -43,7 +43,7 @@ class Transaction:
     Nothing is sent where the block raises. It needs no thread.
     """
 
-    def __init__(self, core: LoopCore) -> None:
+    def __init__(self, core: TwistedCore) -> None:
         self._core = core
         self._buffer = Buffer(core.topics)
         self._topics: dict[str, None] = {}
@@ -178,14 +178,14 @@ class ClusterTransaction(Transaction):
 
     def __init__(
         self,
-        cores: Sequence[LoopCore],
+        cores: Sequence[TwistedCore],
         routing: Routing,
         look_up: Callable[[Iterable[str]], Awaitable[None]],
     ) -> None:
         """`look_up` asks the brokers for their partitions of topics."""
         super().__init__(cores[0])
         self._cores, self._routing, self._look_up = cores, routing, look_up
-        self._acked_at: LoopCore | None = None
+        self._acked_at: TwistedCore | None = None
 
     def ack(self, delivered: object) -> None:
         """Ack a message or batch of a consumer of this cluster, if the block does not

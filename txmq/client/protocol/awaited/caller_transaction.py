@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 from abc import abstractmethod
-from types import TracebackType
+from collections.abc import Iterator
+from contextlib import contextmanager
 
-from txmq.client.aio.loop import cancelled
-from txmq.client.aio.transaction.transaction import AioTransaction
 from txmq.client.log import get_logger
+from txmq.client.protocol.awaited.block import B, BlockSteps, K
 from txmq.errors import LocalProtocolError, TransactionEnded
 from txmq.tx.postgres.caller_block import refusal_in
 from txmq.tx.postgres.statement_watch import ADVICE, Sends
@@ -16,29 +15,13 @@ from txmq.tx.postgres.statement_watch import ADVICE, Sends
 log = get_logger()
 
 
-class CallerTransaction(AioTransaction):
-    """An `async with` block on the caller's connections, each with a `CallerBlock`."""
+class CallerSteps(BlockSteps[B, K]):
+    """A block on connections that the caller lends, each with a `CallerBlock`."""
 
     @property
     def _sends(self) -> Sends:
         """The sends, for the savepoints of cursors."""
         return Sends(self._mark, self._withdraw_behind)
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        try:
-            await super().__aexit__(kind, error, trace)
-        except TransactionEnded as ended:
-            if error is None or isinstance(error, Exception):
-                raise
-            # An interrupt goes on.
-            log.critical("transaction.ended_inside", token=str(self.token), error=ended.message)
-        if error is not None and (refusal := refusal_in(error)) is not None:
-            self._explain(refusal)
 
     async def _finish(self, error: BaseException | None) -> None:
         try:
@@ -49,6 +32,18 @@ class CallerTransaction(AioTransaction):
     @abstractmethod
     async def _give_back(self) -> None:
         """Roll back what an interrupt has left open, wherever it came."""
+
+    @contextmanager
+    def _leaving(self, error: BaseException | None) -> Iterator[None]:
+        try:
+            yield
+        except TransactionEnded as ended:
+            if error is None or isinstance(error, Exception):
+                raise
+            # An interrupt goes on.
+            log.critical("transaction.ended_inside", token=str(self.token), error=ended.message)
+        if error is not None and (refusal := refusal_in(error)) is not None:
+            self._explain(refusal)
 
     def _explain(self, refusal: BaseException) -> None:
         """Raise what was hidden by a refused `rollback()`: the error before it.
@@ -61,9 +56,3 @@ class CallerTransaction(AioTransaction):
             raise LocalProtocolError(text, hint=ADVICE) from refusal
         hidden.add_note(f"{text} ({ADVICE})")
         raise hidden from hidden.__cause__
-
-
-def not_begun(error: BaseException) -> None:
-    """Name the outcome of a transaction that was cancelled at its beginning."""
-    if isinstance(error, asyncio.CancelledError):
-        cancelled(error, "not done", "the beginning of a transaction")

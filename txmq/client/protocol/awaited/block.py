@@ -1,0 +1,115 @@
+"""The block of a transaction, from its entry to its end, in all faces.
+
+Sends and acks are buffered until the end of the block. The decider makes the kind of
+transaction: a database (`postgres`), a service that answers check-backs (`half`), a
+home broker for several databases (`xa`), or the broker alone.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from contextlib import (
+    AbstractAsyncContextManager,
+    AbstractContextManager,
+    asynccontextmanager,
+    nullcontext,
+)
+from typing import Any, TypeVar
+
+from txmq.client.protocol.awaited.bundle import StoringBundle, StoringCore
+from txmq.client.protocol.sender.routing import Routing
+from txmq.client.protocol.transaction.lifecycle import Stage
+from txmq.client.protocol.transaction.state import TransactionState
+from txmq.errors import TxmqError
+
+B = TypeVar("B", bound=StoringBundle[Any])
+K = TypeVar("K", bound=StoringCore)
+LookUp = Callable[[Iterable[str]], Awaitable[None]]
+
+
+class BlockSteps(TransactionState[B, K]):
+    """A block whose sends and acks take effect together, or not at all."""
+
+    _look_up: LookUp | None = None
+    _deciding = False  # the decision is asked for, and may come true
+
+    async def _begin(self) -> None:
+        """Begin what the block needs. After an error nothing is left open."""
+
+    @abstractmethod
+    async def _commit(self) -> None:
+        """Commit at the end of the block; return only if it is committed."""
+
+    @abstractmethod
+    async def _abort(self) -> None:
+        """Roll back what has been done so far."""
+
+    async def _finish(self, error: BaseException | None) -> None:
+        """End the block, in which there was this error."""
+        committed: bool | None = None  # None = unknown
+        try:
+            if error is None and not self._rollback_only:
+                try:
+                    await self._route_all()
+                except BaseException:
+                    await self._abort()
+                    raise
+                await self._commit()
+                committed = self._committed = True
+            else:
+                committed = False
+                await self._abort()
+            if error is None:
+                self._raise_rollback_only()
+        except TxmqError as failure:
+            committed = None if failure.outcome == "unknown" else False
+            self._note_failure(failure)
+            raise
+        except BaseException:
+            committed = None if self._deciding else False
+            raise
+        finally:
+            self._stage = Stage.OVER
+            for bundle in self._bundles:
+                bundle.finish(committed=committed)
+
+    def _leaving(self, error: BaseException | None) -> AbstractContextManager[None]:
+        """Return what a face leaves the block in, because of this error or at its
+        end.
+        """
+        del error
+        return nullcontext()
+
+    async def _route_all(self) -> None:
+        """Give the messages to the brokers of a cluster, before anything is stored."""
+        if self._unrouted is not None and self._look_up is not None:
+            await self._look_up(self._unrouted.topics_to_look_up)
+        self._route()
+
+    def _spread_by(self, cores: Sequence[K], routing: Routing, look_up: LookUp) -> None:
+        """Let each message go to its broker of a cluster. Called before the block."""
+        self._look_up = look_up
+        self._spread(cores, routing)
+
+    @asynccontextmanager
+    async def _savepoint(self) -> AsyncIterator[None]:
+        """Open a block whose sends and acks are withdrawn if it raises."""
+        self._require(Stage.OPEN)
+        mark = self._mark()
+        try:
+            async with self._database_savepoint():
+                yield
+        except BaseException:
+            self._withdraw_behind(mark)
+            raise
+
+    def _database_savepoint(self) -> AbstractAsyncContextManager[None]:
+        """Return the database's part of a savepoint."""
+        return nullcontext()
+
+    async def _wait_published(self, timeout: float) -> None:  # noqa: ASYNC109  # of the user
+        self._require_committed()
+        deadline = self._core.seconds() + timeout
+        for bundle in self._bundles:
+            await bundle.wait_published(deadline)
