@@ -189,7 +189,7 @@ class Walks:
         """Make every walk as often as it is measured."""
         import txmq  # noqa: PLC0415  # of the measured checkout
 
-        never = txmq.RetryPolicy.table(1.0, attempts=0)
+        never = txmq.RetryPolicy((1.0,), retries=0)
         with txmq.connect(self._broker.url, service="walks") as client:
             for topic in (TOPIC, FAILING):
                 client.call("topic.create", name=topic, partitions=1)

@@ -68,6 +68,7 @@ ON_LOOPS = (
 OWN = (txmq.Client, txmq.twisted.Client, txmq.aio.Client)  # of one broker
 CALLS = {
     (txmq,): {
+        "RetryPolicy": "delays retries jitter dead postpone",
         "connect": "url service partition_map **Options",
         "delay_level": "level",
         "FileOffsets": "directory",
@@ -175,7 +176,7 @@ CALLS = {
         "nack_many": "messages delay error",
         "dead_letter": "message reason",
         "postpone": "message delay",
-        "extend": "message seconds",
+        "extend": "message duration",
         "batches": "",
         "receive": "timeout",
         "pause": "*topics",
@@ -187,8 +188,7 @@ CALLS = {
         "__iter__": "",
     },
     (txmq.RetryPolicy,): {
-        "table": "*seconds attempts jitter dead postpone",
-        "exponential": "initial_s factor max_s attempts jitter dead postpone",
+        "exponential": "initial factor longest retries jitter dead postpone",
     },
 }
 FIELDS = {
@@ -206,7 +206,7 @@ FIELDS = {
     ),
     ConsumerOptions: (
         "mode tags selector start on_exhausted on_failure retry member static strategy "
-        "consume_timeout_s"
+        "consume_timeout"
     ),
     txmq.Message: "body key tag headers deliver_at expire_at delay ttl",
     txmq.Receipt: "message_id topic partition offset duplicate",

@@ -258,7 +258,7 @@ class Channel(virtual.Channel):  # type: ignore[misc]  # Kombu has no types
         if consumer is None:
             held = self.connection.client.transport_options.get("visibility_timeout", VISIBILITY_S)
             consumer = self._queues[queue] = self._client.consumer(
-                topic_of(queue), [topic_of(queue)], consume_timeout_s=held, prefetch_messages=64
+                topic_of(queue), [topic_of(queue)], consume_timeout=held, prefetch_messages=64
             )
         return consumer
 

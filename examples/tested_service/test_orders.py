@@ -63,7 +63,7 @@ def test_a_declined_card_is_tried_again_and_then_a_dead_letter(
     txmq_broker: BrokerThread,
     shop: str,
 ) -> None:
-    with txmq_client.consumer("billing", ["orders"], retry=txmq.RetryPolicy.table(60, attempts=1)):
+    with txmq_client.consumer("billing", ["orders"], retry=txmq.RetryPolicy((60,), retries=1)):
         pass  # the group, with its policy
     txmq_client.send("orders", b"-5", key="5")
     charge_waiting(txmq_broker.url, shop)

@@ -120,7 +120,7 @@ def consume(url: str, group: str, topics: list[str], ended: Event) -> None:
         if group == "billing" and message.key in ("c-13", "c-113", "c-213"):
             raise ValueError(f"customer {message.key} has no address")
 
-    retry = RetryPolicy.table(0.2)
+    retry = RetryPolicy((0.2,))
     with txmq.connect(url, service=group) as client:
         consumer = client.consumer(
             group, topics=topics, mode="ordered", member=f"{group}-1", version="4.2.0", retry=retry

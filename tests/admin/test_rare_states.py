@@ -224,7 +224,7 @@ def test_a_group_in_states_that_are_rare(monkeypatch: pytest.MonkeyPatch) -> Non
     office.other = joined
     known = {"group": "h", "member": "b", "generation": joined["generation"]}
     office.client.call("consumer.heartbeat", **known, paused=["t-3"])
-    retry = {"delays": [1_000], "attempts": 3}
+    retry = {"delays_us": [1_000], "retries": 3}
     office.call("group.alter", group="h", lease_ms=9_000, retry=retry, **WHO)
     office.call("group.pause", group="h", topic="t-1", **WHO)
     office.give(0, 1)
@@ -235,7 +235,7 @@ def test_a_group_in_states_that_are_rare(monkeypatch: pytest.MonkeyPatch) -> Non
         "Resume t-1",
         "Pause t-2",
         "by an operator",
-        "(3 attempts)",
+        "(3 retries)",
         "and 5 more",
         "pauses t-3",
     )

@@ -136,14 +136,14 @@ NOTHING: dict[str, object] = {
         ("--max-parked 5 --flood-keys 0 --span 9", {"max_parked": 5, "flood_keys": 0, "span": 9}),
         (
             "--table 1,2.5",
-            {"retry": {"delays": [1_000_000, 2_500_000], "attempts": None, "jitter": 0.1}},
+            {"retry": {"delays_us": [1_000_000, 2_500_000], "retries": None, "jitter": 0.1}},
         ),
         (
-            "--exponential 1,3,10 --attempts 9",
+            "--exponential 1,3,10 --retries 9",
             {
                 "retry": {
-                    "delays": [1_000_000, 3_000_000, 9_000_000, 10_000_000],
-                    "attempts": 9,
+                    "delays_us": [1_000_000, 3_000_000, 9_000_000, 10_000_000],
+                    "retries": 9,
                     "jitter": 0.1,
                 }
             },
@@ -152,8 +152,8 @@ NOTHING: dict[str, object] = {
             "--jitter 0.2 --dead ValueError --dead a.* --postpone OSError",
             {
                 "retry": {
-                    "delays": [7],
-                    "attempts": 3,
+                    "delays_us": [7],
+                    "retries": 3,
                     "jitter": 0.2,
                     "dead": ["ValueError", "a.*"],
                     "postpone": ["OSError"],
@@ -165,14 +165,14 @@ NOTHING: dict[str, object] = {
 def test_settings_of_a_group_are_altered_one_by_one(
     client: ScriptedClient, options: str, changed: dict[str, object]
 ) -> None:
-    shown = {"settings": {"retry": {"delays": [7], "attempts": 3, "jitter": 0.1}}}
+    shown = {"settings": {"retry": {"delays_us": [7], "retries": 3, "jitter": 0.1}}}
     client.replies = [shown, {}] if "retry" in changed else [{}]
     assert run("group", "alter", "billing", *options.split()).exit_code == 0
     assert client.calls[-1] == ("group.alter", {"group": "billing"} | BY_ADA | NOTHING | changed)
 
 
 def test_altered_settings_are_shown_with_times_in_seconds(client: ScriptedClient) -> None:
-    reply = {"settings": {"lease_us": 90_000_000, "retry": {"delays": [500_000], "attempts": 3}}}
+    reply = {"settings": {"lease_us": 90_000_000, "retry": {"delays_us": [500_000], "retries": 3}}}
     client.replies = [reply, reply]
     shown = run("group", "alter", "billing", "--lease", "90").stdout.split("\n")
     assert ["lease_s", "90.0"] in [line.split() for line in shown]

@@ -47,7 +47,7 @@ def _set_up(url: str) -> None:
         client.call("topic.create", name="orders", partitions=3, retention_ms=7_000, readable=False)
         client.call("topic.schema", name="orders", json_schema=json.dumps(SCHEMA))
         client.call("topic.alter", name="orders", flush=[10, 1_000])
-        retry = {"delays": [1_000_000], "attempts": 2}
+        retry = {"delays_us": [1_000_000], "retries": 2}
         client.call("group.alter", group="billing", lease_ms=5_000, retry=retry)
         client.call("group.alter", group="billing", keep_until_exported=True)
         client.call("dlq.save", name="late", select={"text": "timeout"})

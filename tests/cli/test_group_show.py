@@ -130,7 +130,7 @@ def test_a_topic_that_is_paused_is_named() -> None:
     assert readable_group({"paused_topics": ["orders", "refunds"]}) == {
         "paused_topics": "orders refunds"
     }
-    assert readable_group({"settings": {"retry": RetryPolicy.table(1, 2).to_json()}})["settings"][
+    assert readable_group({"settings": {"retry": RetryPolicy((1, 2)).to_json()}})["settings"][
         0
     ] == {
         "setting": "retry_delays_s",

@@ -24,7 +24,7 @@ from txmq.testing.broker_thread import BrokerThread
 from txmq.testing.crash_kit import INBOX, CrashKit
 from txmq.testing.wait import PATIENCE_S
 
-NO_RETRY = txmq.RetryPolicy.table(60, dead=["examples.order_flow.services.payment.PaymentRefused"])
+NO_RETRY = txmq.RetryPolicy((60,), dead=["examples.order_flow.services.payment.PaymentRefused"])
 STEPS = {"tx.after_token": 0, "tx.after_commit": 1}  # and whether the order is there
 CHARGED = "SELECT order_id FROM charges ORDER BY order_id"
 ACCOUNTS = """

@@ -12,7 +12,7 @@ broker = TxmqBroker(
     os.environ["BROKER"],
     topic=os.environ["TOPIC"],
     group=os.environ["TOPIC"],
-    consumer={"session_s": 1.0},
+    consumer={"session": 1.0},
 )
 out = Path(os.environ["OUT"])
 

@@ -30,7 +30,7 @@ from txmq_faststream import (
     TxmqRouter,
 )
 
-SOON: Any = {"retry": RetryPolicy((10_000,), attempts=1)}
+SOON: Any = {"retry": RetryPolicy((0.01,), retries=1)}
 
 
 class Order(BaseModel):

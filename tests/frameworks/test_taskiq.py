@@ -167,7 +167,7 @@ def test_a_task_that_fails_is_taskiq_s_own_matter(broker: TxmqBroker, client: Cl
 
 
 def test_a_task_that_fails_can_be_the_group_s_matter(real: RealBroker, client: Client) -> None:
-    broker = make(real, failed="nack", consumer={"retry": RetryPolicy.table(0, attempts=2)})
+    broker = make(real, failed="nack", consumer={"retry": RetryPolicy((0,), retries=2)})
     runs = []
 
     @broker.task
@@ -219,7 +219,7 @@ def test_what_no_task_can_run_is_a_dead_letter(broker: TxmqBroker, client: Clien
 
 def test_what_taskiq_leaves_is_retried_by_the_group(real: RealBroker, client: Client) -> None:
     """Its receiver ends without a word to the broker where a middleware raises."""
-    broker = make(real, consumer={"retry": RetryPolicy.table(0, attempts=1)})
+    broker = make(real, consumer={"retry": RetryPolicy((0,), retries=1)})
 
     class Failing(TaskiqMiddleware):
         def post_execute(self, message: TaskiqMessage, result: Any) -> None:

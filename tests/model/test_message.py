@@ -18,7 +18,6 @@ from txmq.model.message import (
     message_id,
     parse_message_id,
     resolve_time,
-    span_micros,
     time_or_span,
     to_micros,
 )
@@ -156,33 +155,6 @@ def test_decisions_have_the_numbers_of_the_wire() -> None:
         3,
     ]
     assert list(Decision) == [message.COMMIT, message.ROLLBACK, message.UNKNOWN]
-
-
-@pytest.mark.parametrize(
-    ("length", "micros"),
-    [(None, 0), (0, 0), (1.5, 1_500_000), (timedelta(days=1), 86_400_000_000), (0.0000004, 0)],
-)
-def test_spans_are_seconds_or_timedeltas(length: float | timedelta | None, micros: int) -> None:
-    assert span_micros(length) == micros
-
-
-@pytest.mark.parametrize(
-    "length",
-    [
-        -1,
-        timedelta(-1),
-        timedelta(days=3_650),
-        1e12,
-        float("nan"),
-        float("inf"),
-        "5",
-        True,
-        10**400,
-    ],
-)
-def test_other_spans_are_refused(length: float) -> None:
-    with pytest.raises(LocalProtocolError, match="less than ten years"):
-        span_micros(length)
 
 
 @given(st.timedeltas(timedelta(microseconds=1), timedelta(days=3_649)), our.times)

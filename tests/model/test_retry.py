@@ -1,8 +1,10 @@
-"""Retry policies: delays, attempts, jitter, and refused settings."""
+"""Retry policies: delays, retries, jitter, and refused settings."""
 
 from __future__ import annotations
 
 import json
+from dataclasses import replace
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -27,8 +29,8 @@ def test_the_default_is_the_table_of_sixteen_steps() -> None:
     ]
 
 
-def test_the_last_delay_repeats_until_the_attempts_are_used_up() -> None:
-    policy = RetryPolicy.table(1, 2.5, attempts=4)
+def test_the_last_delay_repeats_until_the_retries_are_used_up() -> None:
+    policy = RetryPolicy((1, 2.5), retries=4)
     assert [policy.delay(attempt) for attempt in range(1, 6)] == [
         SECOND,
         2_500_000,
@@ -38,33 +40,40 @@ def test_the_last_delay_repeats_until_the_attempts_are_used_up() -> None:
     ]
 
 
-def test_fewer_attempts_than_delays_end_early() -> None:
-    assert RetryPolicy.table(1, 2, 3, attempts=1).delay(2) is None
-    assert RetryPolicy(attempts=0).delay(1) is None
+def test_fewer_retries_than_delays_end_early() -> None:
+    assert RetryPolicy((1, 2, 3), retries=1).delay(2) is None
+    assert RetryPolicy(retries=0).delay(1) is None
+
+
+def test_seconds_and_timedeltas_make_the_same_policy() -> None:
+    policy = RetryPolicy((1, 2.5))
+    assert policy == RetryPolicy([timedelta(seconds=1), timedelta(milliseconds=2_500)])
+    assert (policy.delays[1], policy.retries) == (timedelta(seconds=2.5), 2)
+    assert replace(policy, retries=3) == RetryPolicy((1, 2.5), retries=3)
 
 
 def test_exponential_delays_grow_to_the_cap() -> None:
-    policy = RetryPolicy.exponential(initial_s=1, factor=3, max_s=20, attempts=6)
+    policy = RetryPolicy.exponential(initial=1, factor=3, longest=20, retries=6)
     delays = [policy.delay(attempt) for attempt in range(1, 8)]
     assert delays == [SECOND, 3 * SECOND, 9 * SECOND, 20 * SECOND, 20 * SECOND, 20 * SECOND, None]
 
 
-def test_many_exponential_attempts_need_no_long_table() -> None:
-    policy = RetryPolicy.exponential(attempts=1_000_000)
+def test_many_exponential_retries_need_no_long_table() -> None:
+    policy = RetryPolicy.exponential(retries=1_000_000)
     assert len(policy.delays) < 20
     assert policy.delay(1_000_000) == 7_200 * SECOND
     assert policy.delay(1_000_001) is None
-    RetryPolicy.exponential(factor=1, attempts=1_000_000)
+    RetryPolicy.exponential(factor=1, retries=1_000_000)
 
 
 def test_jitter_spreads_to_both_sides() -> None:
-    policy = RetryPolicy.table(100, jitter=0.2)
+    policy = RetryPolicy((100,), jitter=0.2)
     assert [policy.delay(1, chance) for chance in (0.0, 0.5, 1.0)] == [
         80 * SECOND,
         100 * SECOND,
         120 * SECOND,
     ]
-    assert RetryPolicy.table(100).delay(1, 0.9) == 100 * SECOND
+    assert RetryPolicy((100,)).delay(1, 0.9) == 100 * SECOND
 
 
 @pytest.mark.parametrize(
@@ -81,8 +90,8 @@ def test_jitter_spreads_to_both_sides() -> None:
 def test_a_class_of_errors_has_its_action_and_the_nearest_class_decides(
     classes: tuple[str, ...], action: FailureAction
 ) -> None:
-    policy = RetryPolicy.table(
-        1, dead=["LookupError", "billing.errors.*"], postpone=["psycopg2.Error", "OSError"]
+    policy = RetryPolicy(
+        (1,), dead=["LookupError", "billing.errors.*"], postpone=["psycopg2.Error", "OSError"]
     )
     assert policy.action(classes) is action
 
@@ -90,12 +99,12 @@ def test_a_class_of_errors_has_its_action_and_the_nearest_class_decides(
 @pytest.mark.parametrize("names", ["ValueError", [""], ["x" * 257], ["x"] * 101, [3]])
 def test_names_of_classes_are_checked(names: Any) -> None:
     with pytest.raises(ConfigError):
-        RetryPolicy.table(1, dead=names)
+        RetryPolicy((1,), dead=names)
 
 
 names = st.lists(st.text(min_size=1, max_size=9), max_size=3).map(tuple)
 policies = st.builds(
-    RetryPolicy,
+    RetryPolicy.of_row,
     st.lists(st.integers(0, 10**12), min_size=1, max_size=5).map(tuple),
     st.none() | st.integers(0, 1_000),
     st.floats(0, 1),
@@ -110,7 +119,7 @@ def test_a_policy_survives_json(policy: RetryPolicy) -> None:
 
 
 @given(policies, st.integers(1, 1_100), st.floats(0, 1))
-def test_a_delay_is_never_negative_and_ends_with_the_attempts(
+def test_a_delay_is_never_negative_and_ends_with_the_retries(
     policy: RetryPolicy, attempt: int, chance: float
 ) -> None:
     delay = policy.delay(attempt, chance)
@@ -125,13 +134,17 @@ def test_a_delay_is_never_negative_and_ends_with_the_attempts(
         ({"delays": [1] * 1_001}, "delays"),
         ({"delays": [-1]}, "delays"),
         ({"delays": [10**18]}, "delays"),
-        ({"delays": [1.5]}, "delays"),
+        ({"delays": [32_000_000]}, "delays"),
+        ({"delays": [timedelta(days=366)]}, "delays"),
+        ({"delays": [float("nan")]}, "delays"),
+        ({"delays": "12"}, "delays"),
+        ({"delays": 10}, "delays"),
         ({"delays": [True]}, "delays"),
         ({"delays": ["1"]}, "delays"),
-        ({"attempts": -1}, "attempts"),
-        ({"attempts": 1 << 64}, "attempts"),
-        ({"attempts": 1.0}, "attempts"),
-        ({"attempts": True}, "attempts"),
+        ({"retries": -1}, "retries"),
+        ({"retries": 1 << 64}, "retries"),
+        ({"retries": 1.0}, "retries"),
+        ({"retries": True}, "retries"),
         ({"jitter": -0.1}, "jitter"),
         ({"jitter": 1.1}, "jitter"),
         ({"jitter": float("nan")}, "jitter"),
@@ -151,8 +164,8 @@ def test_what_is_no_policy_is_refused_by_its_field(fields: dict[str, Any], field
         {"factor": 0.5},
         {"factor": float("nan")},
         {"factor": float("inf")},
-        {"initial_s": -1},
-        {"max_s": float("inf")},
+        {"initial": -1},
+        {"longest": float("inf")},
     ],
 )
 def test_exponential_settings_out_of_range_are_refused(settings: dict[str, float]) -> None:

@@ -22,7 +22,6 @@ from txmq.client.protocol.consumer.requests import Request
 from txmq.client.protocol.consumer.settings import consumer_settings
 from txmq.errors import NotLeased, RequestRejected
 from txmq.model.retry import RetryPolicy
-from txmq.model.units import MILLISECOND
 
 SHARE = 0.4  # of the seeds have them
 GROUP = "r"
@@ -40,15 +39,15 @@ class ClientConsumer(Actor):
 
     def __init__(self, world: SimulatedWorld, name: str) -> None:
         super().__init__(world, name)
-        retry = RetryPolicy((20 * MILLISECOND, 40 * MILLISECOND), 2)
+        retry = RetryPolicy((0.02, 0.04), retries=2)
         settings = consumer_settings(
             self.group,
             [self.topic],
             mode="ordered",
             member=name,
             retry=retry,
-            lease_s=1.0,
-            session_s=1.0,
+            lease=1.0,
+            session=1.0,
         )
         self.member = Member(settings, self.new_id().hex())
         self._operations = Operations(self.member)

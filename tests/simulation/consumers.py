@@ -29,7 +29,7 @@ class ConcurrentConsumer(Actor):
                 await self.connection.pause(0.05)
 
     async def _member(self) -> None:
-        retry = {"delays": [20_000, 40_000], "attempts": 2}
+        retry = {"delays_us": [20_000, 40_000], "retries": 2}
         options = {
             "session_ms": 1_000,
             "lease_ms": 1_000,

@@ -133,7 +133,7 @@ class InboxConsumer(Actor):
         self._join()
 
     def _join(self) -> None:
-        settings = consumer_settings(GROUP, [TOPIC], member=self.name, lease_s=1.0, session_s=1.0)
+        settings = consumer_settings(GROUP, [TOPIC], member=self.name, lease=1.0, session=1.0)
         self._member = Member(settings, self.new_id().hex())
         self._operations = Operations(self._member)
         self._leaves_at = self._now() + self.rng.uniform(0.1, 0.6)

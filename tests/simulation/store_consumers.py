@@ -31,7 +31,6 @@ from txmq.client.protocol.consumer.store_jobs import JobResult, StoredPut, Store
 from txmq.client.protocol.consumer.stored_delivery import stored_delivery
 from txmq.errors import NotLeased, RequestRejected
 from txmq.model.retry import FailureReport, RetryPolicy
-from txmq.model.units import MILLISECOND
 from txmq.recover.local_store import Change, Entry, Place, State, StoredMessage, StoreStats
 
 SHARE = 0.05  # of the seeds have them
@@ -254,9 +253,9 @@ class StoreConsumer(Actor):
             [TOPIC],
             mode="ordered",
             member=self.name,
-            retry=RetryPolicy((20 * MILLISECOND, 40 * MILLISECOND), 8),
-            lease_s=1.0,
-            session_s=1.0,
+            retry=RetryPolicy((0.02, 0.04), retries=8),
+            lease=1.0,
+            session=1.0,
             on_failure=self.rng.choice(("local", "local", "broker")),
             local_store="model",
         )

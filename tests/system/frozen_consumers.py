@@ -27,7 +27,7 @@ def receive_once(url: str, group: str, topic: str, mode: str) -> None:
     """Receive one message, stop until SIGCONT, then acknowledge it and print the
     answer.
     """
-    options: Any = {"mode": mode, "session_s": SESSION_S}
+    options: Any = {"mode": mode, "session": SESSION_S}
     with (
         connect(url, timeout=PATIENCE_S) as client,
         client.consumer(group, [topic], **options) as consumer,
@@ -59,7 +59,7 @@ def apply_once(url: str, group: str, topic: str, dsn: str) -> None:
         os.kill(os.getpid(), signal.SIGSTOP)
 
     with connect(url, timeout=PATIENCE_S) as client:
-        with client.consumer(group, [topic], session_s=SESSION_S, start="first") as consumer:
+        with client.consumer(group, [topic], session=SESSION_S, start="first") as consumer:
             Thread(target=stop_when_settled, args=(consumer, over), daemon=True).start()
             consumer.run(handle, inbox=lambda: psycopg2.connect(dsn), stop=over)
         print_line("duplicates", consumer.stats.duplicates)

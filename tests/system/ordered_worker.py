@@ -47,7 +47,7 @@ def run_worker(
         stop.set()
 
     Thread(target=watch, daemon=True).start()
-    retry = RetryPolicy.table(0.05, attempts=10_000)
+    retry = RetryPolicy((0.05,), retries=10_000)
     with (
         connect(config.url, timeout=PATIENCE_S) as client,
         client.consumer(

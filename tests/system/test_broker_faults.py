@@ -42,7 +42,7 @@ def test_fault_40_a_broker_that_stood_still_keeps_its_members(
 ) -> None:
     topic, group, pid = f"t-{uuid4().hex[:8]}", "g", broker.process.process.pid
     client.send(topic, b"x")
-    with client.consumer(group, [topic], start="first", session_s=SESSION_S) as consumer:
+    with client.consumer(group, [topic], start="first", session=SESSION_S) as consumer:
         message = consumer.receive(PATIENCE_S)
         assert message is not None
         before = client.call("group.show", group=group)

@@ -30,15 +30,15 @@ def test_a_new_group_has_the_settings_of_the_broker_and_keeps_them(tmp_path: Pat
         with connect(broker.url) as client:
             client.call("topic.create", name="orders", partitions=1)
             assert times(client, "plain") == (7_000, 9_000)
-            assert times(client, "own", lease_s=20.0) == (20_000, 9_000)
+            assert times(client, "own", lease=20.0) == (20_000, 9_000)
             with pytest.raises(GroupMismatch):
-                times(client, "own", lease_s=21.0)
+                times(client, "own", lease=21.0)
         broker.stop()
         (tmp_path / "broker.toml").write_text(SETTINGS.format(8, 10))
         broker.start()
         with connect(broker.url) as client:
             assert times(client, "plain") == (7_000, 9_000)
-            assert times(client, "own", lease_s=20.0) == (20_000, 9_000)
+            assert times(client, "own", lease=20.0) == (20_000, 9_000)
             assert times(client, "new") == (8_000, 10_000)
 
 

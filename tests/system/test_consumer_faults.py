@@ -96,7 +96,7 @@ def test_fault_74_an_ack_of_a_frozen_member_settles_nothing(
     client.send(topic, b"x", key="k")
     slow = start(receive_once, group, topic, mode)
     assert first_line_of_stopped(slow) == "0 1"
-    with client.consumer(group, [topic], mode=mode, session_s=SESSION_S) as other:
+    with client.consumer(group, [topic], mode=mode, session=SESSION_S) as other:
         message = other.receive(PATIENCE_S)
         assert message is not None
         assert group_view(client, group)["members"] == 1, (

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Mapping, Sequence
-from datetime import datetime, timedelta
+from datetime import datetime
 from functools import lru_cache, reduce
 from itertools import accumulate
 from typing import NamedTuple
@@ -30,6 +30,7 @@ from txmq.batch.header import FIELDS, LENGTH, MAGIC, OPTIONAL, PREFIX, VERSION, 
 from txmq.batch.layout import COMPRESSED, OFFSET
 from txmq.errors import LocalProtocolError
 from txmq.model import limits
+from txmq.model.durations import Duration
 from txmq.model.keys import tag_bit, tag_filter
 from txmq.model.message import Message, time_or_span, to_micros
 
@@ -62,8 +63,8 @@ class _Rows(NamedTuple):
     headers: Sequence[Mapping[str, str] | None] | None = None
     deliver_at: Sequence[int | datetime | None] | None = None
     expire_at: Sequence[int | datetime | None] | None = None
-    delay: Sequence[float | timedelta | None] | None = None
-    ttl: Sequence[float | timedelta | None] | None = None
+    delay: Sequence[Duration | None] | None = None
+    ttl: Sequence[Duration | None] | None = None
 
 
 def encode(
@@ -364,7 +365,7 @@ def _births(born_at: int | Sequence[int], count: int) -> tuple[bytes, int]:
 
 
 def _times(
-    times: Sequence[int | datetime | None] | None, spans: Sequence[float | timedelta | None] | None
+    times: Sequence[int | datetime | None] | None, spans: Sequence[Duration | None] | None
 ) -> Buffers:
     if times is None or spans is None or not (any(times) or any(spans)):
         return ()

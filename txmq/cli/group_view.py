@@ -84,8 +84,12 @@ def _settings_rows(settings: Mapping[str, Any]) -> list[dict[str, Any]]:
     table: dict[str, Any] = {}
     for name, value in settings.items():
         if name == "retry":
-            table["retry_delays_s"] = [delay / SECOND for delay in value["delays"]]
-            table |= {f"retry_{field}": item for field, item in value.items() if field != "delays"}
+            table["retry_delays_s"] = [delay / SECOND for delay in value["delays_us"]]
+            table |= {
+                field if field == "retries" else f"retry_{field}": item
+                for field, item in value.items()
+                if field != "delays_us"
+            }
         elif name.endswith("_us"):
             table[f"{name.removesuffix('_us')}_s"] = value / SECOND
         else:

@@ -14,11 +14,10 @@ from typing import NamedTuple
 
 from txmq.errors import LocalProtocolError
 from txmq.model import limits
-from txmq.model.units import SECOND
+from txmq.model.durations import MICROSECOND, Duration, micros_of
 
 NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-MICROSECOND = timedelta(microseconds=1)
 DELAY_LEVELS = (1, 5, 10, 30, *range(60, 601, 60), 1_200, 1_800, 3_600, 7_200)  # seconds
 
 # of a text that can name a topic, group, service or member
@@ -56,8 +55,8 @@ class Message(NamedTuple):
     headers: Mapping[str, str] | None = None
     deliver_at: int | datetime | None = None
     expire_at: int | datetime | None = None
-    delay: float | timedelta | None = None
-    ttl: float | timedelta | None = None
+    delay: Duration | None = None
+    ttl: Duration | None = None
 
 
 class Receipt(NamedTuple):
@@ -141,24 +140,7 @@ def to_micros(when: int | datetime | None) -> int:
     return when
 
 
-def span_micros(length: float | timedelta | None) -> int:
-    """Return seconds or a timedelta as microseconds, None as 0.
-
-    Raises LocalProtocolError where a message cannot carry it.
-    """
-    if length is None:
-        return 0
-    try:
-        micros = length // MICROSECOND if isinstance(length, timedelta) else round(length * SECOND)
-    except (TypeError, ValueError, OverflowError):
-        micros = -1
-    if not 0 <= micros < limits.SPAN or isinstance(length, bool):
-        hint = "use seconds, or a timedelta, from 0 to less than ten years"
-        raise LocalProtocolError(f"invalid span of time {length!r} of a message", hint=hint)
-    return micros
-
-
-def time_or_span(when: int | datetime | None, length: float | timedelta | None) -> int:
+def time_or_span(when: int | datetime | None, length: Duration | None) -> int:
     """Return the number that a message carries for a time, or for a span instead.
 
     A number below `limits.SPAN` is a span (docs/FORMATS.md 3). Raises
@@ -176,7 +158,7 @@ def time_or_span(when: int | datetime | None, length: float | timedelta | None) 
             "a message has a time and a span at once",
             hint="use either deliver_at or delay, and either expire_at or ttl",
         )
-    return span_micros(length)
+    return 0 if length is None else micros_of(length, "delay or ttl")
 
 
 def resolve_time(carried: int, start: int) -> int:

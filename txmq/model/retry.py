@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
+from datetime import timedelta
 from enum import StrEnum
-from typing import TYPE_CHECKING, NamedTuple, Self
+from typing import NamedTuple, Self
 
-from txmq.errors import ConfigError
-from txmq.model.units import DAY, SECOND
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
+from txmq.errors import ConfigError, LocalProtocolError
+from txmq.model.durations import MICROSECOND, Duration, micros_of
+from txmq.model.units import DAY
 
 MAX_DELAY = 365 * DAY
-MAX_ATTEMPTS = 1_000_000
+MAX_RETRIES = 1_000_000
 MAX_STEPS = 1_000
 MAX_FACTOR = 1_000
 MAX_CLASSES = 100
 MAX_CLASS = 256  # characters of its name
 
 # RocketMQ's table: 10 s, 30 s, 1 to 10 min, 20 min, 30 min, 1 h, 2 h.
-DEFAULT_DELAYS = tuple(
-    s * SECOND for s in (10, 30, *range(60, 601, 60), 1_200, 1_800, 3_600, 7_200)
-)
+DEFAULT_DELAYS = (10, 30, *range(60, 601, 60), 1_200, 1_800, 3_600, 7_200)  # seconds
 
 
 class FailureReport(NamedTuple):
@@ -46,14 +44,14 @@ class FailureAction(StrEnum):
     POSTPONE = "postpone"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, init=False)
 class RetryPolicy:
-    """A table of retry delays in microseconds, one for each failure.
+    """A table of retry delays, one for each failure, in seconds or as timedeltas.
 
-    The last delay repeats. `attempts` is the number of retries, by default one for each
-    delay; after that the message is exhausted. `jitter` spreads each delay by up to
-    that fraction to either side, so that messages that failed together do not return
-    together.
+    The last delay repeats. `retries` is the number of redeliveries, by default one for
+    each delay; after that the message is exhausted. So a message has `retries` + 1
+    attempts. `jitter` spreads each delay by up to that fraction to either side, so that
+    messages that failed together do not return together.
 
     `dead` and `postpone` name classes of errors, or their bases: "ValueError",
     "billing.errors.CardRefused", or all of a module as "billing.errors.*". An error in
@@ -61,70 +59,69 @@ class RetryPolicy:
     without counting as an attempt. Raises ConfigError.
     """
 
-    delays: tuple[int, ...] = DEFAULT_DELAYS
-    attempts: int | None = None
-    jitter: float = 0.0
-    dead: tuple[str, ...] = ()
-    postpone: tuple[str, ...] = ()
+    delays: tuple[timedelta, ...]
+    retries: int
+    jitter: float
+    dead: tuple[str, ...]
+    postpone: tuple[str, ...]
 
-    def __post_init__(self) -> None:
-        _require("delays", 0 < len(self.delays) <= MAX_STEPS, f"give 1 to {MAX_STEPS} delays")
-        in_range = all(type(delay) is int and 0 <= delay <= MAX_DELAY for delay in self.delays)
-        _require("delays", in_range, "each must be an int of microseconds, from 0 to a year")
-        retries = self.retries
-        _require(
-            "attempts",
-            type(retries) is int and 0 <= retries <= MAX_ATTEMPTS,
-            f"must be from 0 to {MAX_ATTEMPTS}",
-        )
-        fraction = type(self.jitter) in (int, float) and 0 <= self.jitter <= 1
-        _require("jitter", fraction, "must be a fraction from 0 to 1")
-        for field, names in (("dead", self.dead), ("postpone", self.postpone)):
-            _require(
-                field,
-                _are_classes(names),
-                f"give at most {MAX_CLASSES} names of error classes",
-            )
-
-    @classmethod
-    def table(
-        cls,
-        *seconds: float,
-        attempts: int | None = None,
+    def __init__(
+        self,
+        delays: Iterable[Duration] = DEFAULT_DELAYS,
+        *,
+        retries: int | None = None,
         jitter: float = 0.0,
         dead: Iterable[str] = (),
         postpone: Iterable[str] = (),
-    ) -> Self:
-        """Return the policy with these delays, in seconds."""
-        delays = tuple(_micros("delays", delay) for delay in seconds)
-        return cls(delays, attempts, jitter, _names("dead", dead), _names("postpone", postpone))
+    ) -> None:
+        listed = isinstance(delays, Iterable) and not isinstance(delays, str)
+        _require("delays", listed, "give a list of delays, in seconds or as timedeltas")
+        table = tuple(timedelta(microseconds=_micros("delays", delay)) for delay in delays)
+        _require("delays", 0 < len(table) <= MAX_STEPS, f"give 1 to {MAX_STEPS} delays")
+        number = len(table) if retries is None else retries
+        _require(
+            "retries",
+            type(number) is int and 0 <= number <= MAX_RETRIES,
+            f"must be from 0 to {MAX_RETRIES}",
+        )
+        fraction = type(jitter) in (int, float) and 0 <= jitter <= 1
+        _require("jitter", fraction, "must be a fraction from 0 to 1")
+        values = (table, number, jitter, _classes("dead", dead), _classes("postpone", postpone))
+        for field, value in zip(fields(self), values, strict=True):
+            object.__setattr__(self, field.name, value)
 
     @classmethod
     def exponential(
         cls,
         *,
-        initial_s: float = 5.0,
+        initial: Duration = 5.0,
         factor: float = 2.0,
-        max_s: float = 7_200.0,
-        attempts: int = 16,
+        longest: Duration = 7_200.0,
+        retries: int = 16,
         jitter: float = 0.0,
         dead: Iterable[str] = (),
         postpone: Iterable[str] = (),
     ) -> Self:
-        """Return a policy with delays that grow by `factor` up to `max_s`."""
+        """Return a policy with delays that grow by `factor` up to `longest`."""
         _require("factor", 1 <= factor <= MAX_FACTOR, f"must be from 1 to {MAX_FACTOR}")
-        delay, maximum = _micros("initial_s", initial_s), _micros("max_s", max_s)
+        delay, maximum = _micros("initial", initial), _micros("longest", longest)
         delays = [min(delay, maximum)]
-        while len(delays) < min(attempts, MAX_STEPS) and delays[-1] < maximum:
+        while len(delays) < min(retries, MAX_STEPS) and delays[-1] < maximum:
             delays.append(min(round(delays[-1] * factor), maximum))
-        return cls(
-            tuple(delays), attempts, jitter, _names("dead", dead), _names("postpone", postpone)
-        )
+        return cls.of_row(delays, retries, jitter, dead, postpone)
 
-    @property
-    def retries(self) -> int:
-        """Number of redeliveries before a message is exhausted."""
-        return len(self.delays) if self.attempts is None else self.attempts
+    @classmethod
+    def of_row(
+        cls,
+        delays_us: Iterable[int],
+        retries: int | None = None,
+        jitter: float = 0.0,
+        dead: Iterable[str] = (),
+        postpone: Iterable[str] = (),
+    ) -> Self:
+        """Return the policy with these fields, delays in microseconds (`row`)."""
+        delays = [timedelta(microseconds=delay) for delay in delays_us]
+        return cls(delays, retries=retries, jitter=jitter, dead=dead, postpone=postpone)
 
     def delay(self, attempt: int, chance: float = 0.5) -> int | None:
         """Return the wait in microseconds after the failure of delivery `attempt`.
@@ -134,7 +131,7 @@ class RetryPolicy:
         """
         if attempt > self.retries:
             return None
-        delay = self.delays[min(attempt, len(self.delays)) - 1]
+        delay = self.delays[min(attempt, len(self.delays)) - 1] // MICROSECOND
         return round(delay * (1 + self.jitter * (2 * chance - 1)))
 
     def action(self, classes: Iterable[str]) -> FailureAction:
@@ -149,28 +146,32 @@ class RetryPolicy:
         return FailureAction.RETRY
 
     @property
-    def row(self) -> tuple[tuple[int, ...], int | None, float, tuple[str, ...], tuple[str, ...]]:
+    def delays_us(self) -> tuple[int, ...]:
+        """The delays in microseconds."""
+        return tuple(delay // MICROSECOND for delay in self.delays)
+
+    @property
+    def row(self) -> tuple[tuple[int, ...], int, float, tuple[str, ...], tuple[str, ...]]:
         """The fields in their order, as the log stores them."""
-        return self.delays, self.attempts, self.jitter, self.dead, self.postpone
+        return self.delays_us, self.retries, self.jitter, self.dead, self.postpone
 
     def to_json(self) -> dict[str, object]:
         fields: dict[str, object] = {
-            "delays": list(self.delays),
-            "attempts": self.attempts,
+            "delays_us": list(self.delays_us),
+            "retries": self.retries,
             "jitter": self.jitter,
         }
         return fields | {"dead": list(self.dead), "postpone": list(self.postpone)}
 
 
-def _names(field: str, names: Iterable[str]) -> tuple[str, ...]:
+def _classes(field: str, names: Iterable[str]) -> tuple[str, ...]:
     _require(field, not isinstance(names, str), "must be a list of names")
-    return tuple(names)
-
-
-def _are_classes(names: tuple[str, ...]) -> bool:
-    return len(names) <= MAX_CLASSES and all(
-        isinstance(name, str) and 0 < len(name) <= MAX_CLASS for name in names
+    classes = tuple(names)
+    valid = len(classes) <= MAX_CLASSES and all(
+        isinstance(name, str) and 0 < len(name) <= MAX_CLASS for name in classes
     )
+    _require(field, valid, f"give at most {MAX_CLASSES} names of error classes")
+    return classes
 
 
 def _matches(pattern: str, name: str) -> bool:
@@ -182,6 +183,10 @@ def _require(field: str, condition: bool, rule: str) -> None:  # noqa: FBT001
         raise ConfigError(f"retry.{field}", rule)
 
 
-def _micros(field: str, seconds: float) -> int:
-    _require(field, 0 <= seconds <= MAX_DELAY / SECOND, "must be seconds, from 0 to a year")
-    return round(seconds * SECOND)
+def _micros(field: str, delay: Duration) -> int:
+    try:
+        micros = micros_of(delay, field)
+    except LocalProtocolError as error:
+        raise ConfigError(f"retry.{field}", error.message, hint=error.hint) from None
+    _require(field, micros <= MAX_DELAY, "must be at most a year")
+    return micros

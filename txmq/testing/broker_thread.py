@@ -22,7 +22,7 @@ from txmq.broker.reactor.epoll_reactor import TurnReactor
 from txmq.broker.reactor.steady_clock import MachineClocks, elapsed_clock, wall_clock
 from txmq.broker.service import BrokerService
 from txmq.config.broker import SettingsFile
-from txmq.errors import LocalProtocolError
+from txmq.model.durations import Duration, seconds_of
 from txmq.model.units import SECOND
 
 STOPPED_S = 30.0
@@ -51,15 +51,11 @@ class BrokerClock:
         """Return the broker's wall clock, in microseconds since the epoch."""
         return self.machine.wall()
 
-    def advance(self, seconds: float) -> None:
+    def advance(self, duration: Duration) -> None:
         """Let time pass. What is due by then happens at once: delays, retries,
         check-backs, expiry. Time does not go back.
         """
-        if seconds < 0:
-            raise LocalProtocolError(
-                f"the broker's clock cannot go back by {-seconds} s", hint="advance it"
-            )
-        self._ahead += seconds
+        self._ahead += seconds_of(duration, "the time to let pass")
         self._reactor.callFromThread(lambda: None)  # it looks at its timers
 
 

@@ -10,6 +10,7 @@ from faststream.exceptions import HandlerException
 from faststream.message import StreamMessage, decode_message
 
 from txmq.aio import Consumer, Consumers
+from txmq.model.durations import Duration
 from txmq.model.message import ReceivedMessage
 from txmq_faststream.transactions import current
 
@@ -45,7 +46,7 @@ class TxmqMessage(StreamMessage[ReceivedMessage]):
         await super().ack()
 
     async def nack(
-        self, delay: float | None = None, error: BaseException | str | None = None
+        self, delay: Duration | None = None, error: BaseException | str | None = None
     ) -> None:
         """Have the message delivered again, by the policy of the group or after `delay`
         seconds. At the end of its retries it is a dead letter.
@@ -64,10 +65,10 @@ class TxmqMessage(StreamMessage[ReceivedMessage]):
             consumer.dead_letter(delivery, reason or text)
         await super().reject()
 
-    async def extend(self, seconds: float | None = None) -> None:
+    async def extend(self, duration: Duration | None = None) -> None:
         """Give the handler more time; see `extend` of txmq's consumers."""
         for consumer, delivery in self._in_hand():
-            consumer.extend(delivery, seconds)
+            consumer.extend(delivery, duration)
 
     def _in_hand(self) -> Iterator[tuple[Consumer | Consumers, ReceivedMessage]]:
         """Yield the deliveries that are to be settled, and who settles them."""

@@ -11,6 +11,7 @@ from faststream._internal.endpoint.subscriber.call_item import CallsCollection
 from faststream.middlewares import AckPolicy
 
 from txmq.client.protocol.consumer.settings import ConsumerOptions
+from txmq.model.durations import Duration
 from txmq.model.message import ReceivedMessage
 from txmq_faststream.config import TxmqBrokerConfig
 from txmq_faststream.publisher import Described, PublisherConfig, PublisherInSchema, TxmqPublisher
@@ -38,7 +39,7 @@ class TxmqRegistrator(Registrator[ReceivedMessage, TxmqBrokerConfig]):
         atomic: bool = False,
         max_workers: int = 1,
         batch: int | None = None,
-        batch_wait: float = 0.0,
+        batch_wait: Duration = 0.0,
         ack_policy: AckPolicy = EMPTY,
         no_reply: bool = False,
         dependencies: Sequence[Dependant] = (),

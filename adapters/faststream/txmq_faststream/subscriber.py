@@ -21,6 +21,7 @@ from faststream.specification.schema import Message, Operation, SubscriberSpec
 from txmq.aio import Consumer, Consumers
 from txmq.client.protocol.consumer.settings import ConsumerOptions
 from txmq.errors import LocalProtocolError
+from txmq.model.durations import Duration
 from txmq.model.message import ReceivedMessage
 from txmq_faststream.config import TxmqBrokerConfig
 from txmq_faststream.message import Parser, TxmqMessage, is_in_hand
@@ -53,7 +54,7 @@ class SubscriberConfig(SubscriberUsecaseConfig):
     atomic: bool
     max_workers: int
     batch: int | None
-    batch_wait: float
+    batch_wait: Duration
     options: ConsumerOptions
 
     @property

@@ -22,7 +22,7 @@ Handler = Callable[[Batch, Connection, Callable[[ReceivedMessage, Exception], No
 TIMEOUT_S, PAUSE_S = 30.0, 0.2
 BATCH_MESSAGES, BATCH_WAIT_S = 50, 0.1  # messages per transaction, and the wait for so many
 # The default retries take hours, which is too long for a demonstration.
-RETRY = RetryPolicy.table(0.1, 0.3, 1, 3)
+RETRY = RetryPolicy((0.1, 0.3, 1, 3))
 
 
 @dataclass(frozen=True, slots=True)

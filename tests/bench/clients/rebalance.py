@@ -39,7 +39,7 @@ class ReadMessage(NamedTuple):
 def member(url: str, lease_s: float, read: list[ReadMessage], end: Event) -> txmq.Client:
     """Join the group and read in a thread."""
     client = txmq.connect(url, timeout=WITHIN_S)
-    consumer = client.consumer(GROUP, [TOPIC], mode="ordered", lease_s=lease_s, session_s=lease_s)
+    consumer = client.consumer(GROUP, [TOPIC], mode="ordered", lease=lease_s, session=lease_s)
 
     def note(message: ReceivedMessage) -> None:
         read.append(ReadMessage(message.partition, float(message.body), time.time()))

@@ -69,7 +69,7 @@ def measure(url: str, pid: int, messages: int) -> dict[str, float]:
     topic, near = f"bench-{uuid4().hex[:8]}", min(WATCHED, messages // 2)
     with txmq.connect(url, timeout=WITHIN_S) as client:
         fill(client, topic, KEYS, messages)
-        retry = txmq.RetryPolicy.table(1, attempts=100)
+        retry = txmq.RetryPolicy((1,), retries=100)
         with client.consumer(topic, [topic], retry=retry, flood_keys=0) as consumer:
             nack_all(consumer, messages - near, time.time() + FAR_S, EACH_S, FAR_UNDER_WAY)
             due = nack_all(

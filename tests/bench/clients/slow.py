@@ -25,7 +25,7 @@ def measure(url: str, way: str, messages: int) -> dict[str, float]:
         client.call("topic.create", name=topic, partitions=1)
         for first in range(0, messages, AT_ONCE):
             client.send_many(topic, [BODY] * min(AT_ONCE, messages - first))
-        with client.consumer(topic, [topic], lease_s=LEASE_S) as consumer:
+        with client.consumer(topic, [topic], lease=LEASE_S) as consumer:
             held = consumer.receive(WITHIN_S)
             assert held is not None, "they are all there"
             if way == "free":

@@ -82,7 +82,7 @@ def test_the_replies_to_members_have_the_policy() -> None:
     world = World()
     beat: Any = world.client.call("consumer.heartbeat", **world.known, instance="m")
     for reply in (world.joined, beat):
-        assert reply["retry"]["delays"][0] == 10_000_000
+        assert reply["retry"]["delays_us"][0] == 10_000_000
         assert reply["on_exhausted"] == "park"
 
 

@@ -417,7 +417,7 @@ def test_a_failed_handler_is_retried(real: RealBroker) -> None:
                 never.cancel()
                 await never  # somebody else's cancellation is a failure, too
 
-        retry = txmq.RetryPolicy.table(0.01, 0.01, attempts=5)
+        retry = txmq.RetryPolicy((0.01, 0.01), retries=5)
         async with filled(real, 1, retry=retry) as (_client, consumer):
             await handle_all(consumer, handle, 3)
         assert attempts == [1, 2, 3]

@@ -251,7 +251,7 @@ def test_an_inbox_applies_each_message_once(scenes: Scenes) -> None:
                 if message.body == b"o-3" and calls.count(b"o-3") == 1:
                     raise ValueError("its row is rolled back")
 
-            retry = txmq.RetryPolicy.table(0.01, attempts=5)
+            retry = txmq.RetryPolicy((0.01,), retries=5)
             async with await scene.client.consumer(
                 group, [topic], retry=retry, mode="ordered"
             ) as consumer:

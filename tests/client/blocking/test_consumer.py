@@ -162,7 +162,7 @@ def test_a_message_held_for_too_long_has_failed(
 ) -> None:
     topic = fresh("t")
     client.send(topic, b"x")
-    consumer = joined(fresh("g"), topic, consume_timeout_s=1.0, retry=AT_ONCE)
+    consumer = joined(fresh("g"), topic, consume_timeout=1.0, retry=AT_ONCE)
     held = consumer.receive(PATIENCE_S)
     again = consumer.receive(PATIENCE_S)
     assert held is not None
@@ -270,7 +270,7 @@ def test_an_outage_makes_no_dead_letters_and_all_is_processed_when_it_is_over(
         [b"%d" % number for number in range(messages)],
         keys=[f"k{n}" for n in range(messages)],
     )
-    consumer = joined(group, topic, retry=RetryPolicy.table(0.01, attempts=1))
+    consumer = joined(group, topic, retry=RetryPolicy((0.01,), retries=1))
 
     def handle(message: ReceivedMessage) -> None:
         if not back.is_set():

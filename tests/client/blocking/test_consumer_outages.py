@@ -237,7 +237,7 @@ def test_closing_a_closed_consumer_does_not_wait(tmp_path: Path) -> None:
 CHILD = """
 import signal, sys, txmq
 url, group, topic = sys.argv[1:]
-consumer = txmq.connect(url, timeout=120).consumer(group, [topic], session_s=1.0)
+consumer = txmq.connect(url, timeout=120).consumer(group, [topic], session=1.0)
 print("offset", consumer.receive(120).offset, flush=True)
 signal.pause()
 """
@@ -251,5 +251,5 @@ def test_messages_of_a_killed_process_go_to_others_and_are_not_blamed(
     with running(tmp_path, CHILD, shared_broker.url, group, topic, command=run_source) as child:
         offset = int(child.first_line().removeprefix("offset "))
         child.terminate(signal.SIGKILL)
-    [message] = receive(joined(group, topic, session_s=1.0), 1)
+    [message] = receive(joined(group, topic, session=1.0), 1)
     assert (message.offset, message.attempt) == (offset, 1)

@@ -319,7 +319,7 @@ def test_a_consumer_s_rows_messages_and_acks_are_one_decision(world: World, own:
     incoming = f"{world.topic}-in"
     for order in ("o-1", "o-2", "o-3"):
         world.client.send(incoming, order.encode())
-    with world.client.consumer("django", [incoming], retry=txmq.RetryPolicy.table(0.01)):
+    with world.client.consumer("django", [incoming], retry=txmq.RetryPolicy((0.01,))):
         pass  # the group, with quick retries
     _handled[:] = [(world.topic, ["o-2"])]
     call_command(

@@ -510,7 +510,7 @@ def test_a_consumer_that_dies_has_acked_what_it_has_committed(
 ) -> None:
     group = f"dies-{world.topic}"
     world.client.send(world.topic, b"in")
-    retry = txmq.RetryPolicy.table(0.01)
+    retry = txmq.RetryPolicy((0.01,))
     with world.client.consumer(group, [world.topic], retry=retry) as consumer:
         message = consumer.receive(timeout=PATIENCE_S)
         assert message is not None

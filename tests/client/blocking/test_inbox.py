@@ -72,9 +72,7 @@ def send(client: Client, topic: str, count: int) -> list[str]:
 
 
 def consumer_of(client: Client, group: str, topic: str, **options: Any) -> Consumer:
-    return client.consumer(
-        group, [topic], **{"retry": RetryPolicy.table(0, attempts=50), **options}
-    )
+    return client.consumer(group, [topic], **{"retry": RetryPolicy((0,), retries=50), **options})
 
 
 def test_each_message_takes_effect_and_is_acked(

@@ -115,7 +115,7 @@ def test_a_consumer_that_comes_back_with_two_brokers_doubles_nothing(
     urls = [broker.url for broker in brokers]
     with (
         txmq.connect(urls, service="tests", timeout=PATIENCE_S) as cluster,
-        cluster.consumer(group, [topic], retry=RetryPolicy.table(0, attempts=50)) as consumer,
+        cluster.consumer(group, [topic], retry=RetryPolicy((0,), retries=50)) as consumer,
     ):
         run_until(
             consumer,

@@ -46,7 +46,7 @@ def send(client: Client, topic: str, *bodies: str) -> None:
 
 
 def consumer_of(client: Client, group: str, *topics: str) -> Consumer:
-    return client.consumer(group, list(topics), retry=RetryPolicy.table(0, attempts=50))
+    return client.consumer(group, list(topics), retry=RetryPolicy((0,), retries=50))
 
 
 def run(client: Client, connect: Connect, group: str, *topics: str, count: int) -> None:

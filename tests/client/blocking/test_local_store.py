@@ -19,7 +19,7 @@ from txmq.model.retry import RetryPolicy
 from txmq.testing.processes import run_script
 from txmq.testing.wait import PATIENCE_S
 
-RETRY = RetryPolicy.table(0.3, attempts=5)
+RETRY = RetryPolicy((0.3,), retries=5)
 
 
 @pytest.fixture

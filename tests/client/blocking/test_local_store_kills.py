@@ -22,7 +22,7 @@ from txmq.testing.processes import run_script
 from txmq.testing.wait import PATIENCE_S
 from txmq.tx.postgres.session import Connection
 
-RETRY = RetryPolicy.table(0.2, attempts=20)
+RETRY = RetryPolicy((0.2,), retries=20)
 POINTS = (
     "consumer.before_store",
     "consumer.after_store",
@@ -49,10 +49,10 @@ for point, topic, directory in runs:
     if not pid:
         os.environ[VARIABLE] = point
         with txmq.connect(url, service="killed", timeout=120) as client:
-            retry = txmq.RetryPolicy.table(0.2, attempts=20)
+            retry = txmq.RetryPolicy((0.2,), retries=20)
             consumer = client.consumer(
                 topic, [topic], mode=mode, on_failure="local", local_store=directory,
-                retry=retry, session_s=1, lease_s=1,
+                retry=retry, session=1, lease=1,
             )
             consumer.run(handle, inbox=lambda: psycopg2.connect(dsn), threads=2)
         os._exit(0)
@@ -105,8 +105,8 @@ def test_each_message_has_one_effect_wherever_its_process_dies(
             on_failure="local",
             local_store=directory,
             retry=RETRY,
-            session_s=1,
-            lease_s=1,
+            session=1,
+            lease=1,
         ) as consumer:
             drain(client, consumer, handle, inbox=connect_database)
     assert effects(connect_database) == sorted(expected)

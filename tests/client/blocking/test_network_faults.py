@@ -250,7 +250,7 @@ def test_fault_18_a_consumer_in_a_black_hole_is_missed_and_its_messages_go_to_an
     between: Between, connect: Connect
 ) -> None:
     between.client.send(between.topic, b"m", partition=0)
-    options: dict[str, Any] = {"session_s": 2.0, "lease_s": 4.0, "start": "first"}
+    options: dict[str, Any] = {"session": 2.0, "lease": 4.0, "start": "first"}
     group = f"readers-of-{between.topic}"
     lost = connect(between.url, timeout=PATIENCE_S).consumer(group, [between.topic], **options)
     taken = next(iter(lost))

@@ -22,7 +22,7 @@ from txmq.model.message import Message, ReceivedMessage
 from txmq.model.retry import RetryPolicy
 from txmq.testing.wait import PATIENCE_S, wait_until
 
-AT_ONCE = RetryPolicy.table(0, attempts=50)
+AT_ONCE = RetryPolicy((0,), retries=50)
 
 
 @pytest.fixture

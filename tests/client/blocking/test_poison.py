@@ -17,7 +17,7 @@ MESSAGES, POISON = 400, 123
 CONSUMERS = """
 import json, os, signal, sys, txmq
 plan = json.loads(sys.argv[1])
-retry = txmq.RetryPolicy.table(0.01, 0.01)
+retry = txmq.RetryPolicy((0.01, 0.01))
 
 def handle(message):
     if message.body == plan["poison"].encode():

@@ -260,7 +260,7 @@ def test_what_a_stored_bundle_acked_is_delivered_again_when_it_is_rolled_back(
     client = connect(real.url)
     client.send("reserved", b"1")
     with client.consumer(
-        "keeper", topics=["reserved"], retry=txmq.RetryPolicy.table(0.01)
+        "keeper", topics=["reserved"], retry=txmq.RetryPolicy((0.01,))
     ) as consumer:
         first = consumer.receive(PATIENCE_S)
         assert first is not None

@@ -47,7 +47,7 @@ async def test_a_message_is_handled_again_in_place_and_its_key_waits(
 
 async def test_together_they_are_one_attempt_for_the_broker(face: Face, real: RealBroker) -> None:
     client, group, failing = face.connect(real.url), fresh("g"), Failing(100)
-    retry = RetryPolicy.table(0, attempts=1)
+    retry = RetryPolicy((0,), retries=1)
     consumer, _bodies = await consumer_of(client, group, 1, retry=retry, attempts_in_place=2)
 
     async def letters() -> Any:
@@ -76,7 +76,7 @@ async def test_a_list_is_handled_again_as_a_whole(face: Face, real: RealBroker) 
 
 
 async def test_a_dead_error_ends_them(face: Face, real: RealBroker) -> None:
-    failing, retry = Failing(1, ValueError("v")), RetryPolicy.table(0, dead=["ValueError"])
+    failing, retry = Failing(1, ValueError("v")), RetryPolicy((0,), dead=["ValueError"])
     options = {"retry": retry, "attempts_in_place": 5}
     consumer, _bodies = await consumer_of(face.connect(real.url), fresh("g"), 1, **options)
     async with face.consuming(consumer, failing.attempt):
@@ -121,8 +121,8 @@ async def test_messages_of_a_failed_list_are_each_tried_in_place_with_an_inbox(
 
 
 async def test_the_end_of_the_consume_timeout_ends_them(face: Face, real: RealBroker) -> None:
-    failing, retry = Failing(100), RetryPolicy.table(0, attempts=0)
-    options = {"retry": retry, "attempts_in_place": 1_000, "consume_timeout_s": 3}
+    failing, retry = Failing(100), RetryPolicy((0,), retries=0)
+    options = {"retry": retry, "attempts_in_place": 1_000, "consume_timeout": 3}
     consumer, _bodies = await consumer_of(face.connect(real.url), fresh("g"), 1, **options)
     async with face.consuming(consumer, failing.attempt):
         await face.until(lambda: consumer.stats.dead_lettered == 1)

@@ -179,7 +179,7 @@ async def test_handlers_work_on_messages_of_all_brokers_and_failures_go_home(
         if any(message.key == "k3" and message.attempt == 1 for message in messages):
             raise ValueError("k3")
 
-    retry = txmq.RetryPolicy.table(0, attempts=50)
+    retry = txmq.RetryPolicy((0,), retries=50)
     options: dict[str, Any] = {"workers": 2} | (
         {"batch": batch, "batch_wait": 0.01} if batch else {}
     )

@@ -19,9 +19,9 @@ from txmq.model.retry import RetryPolicy
 from txmq.recover.local_store import scan, stores_below
 from txmq.testing.wait import PATIENCE_S
 
-RETRY = RetryPolicy.table(0.3, attempts=5)
-LATER = RetryPolicy.table(4.0, attempts=5)
-MUCH_LATER = RetryPolicy.table(600, attempts=5)
+RETRY = RetryPolicy((0.3,), retries=5)
+LATER = RetryPolicy((4.0,), retries=5)
+MUCH_LATER = RetryPolicy((600,), retries=5)
 
 
 async def send(client: Any, topic: str, count: int = 3, keys: int = 1) -> list[str]:
@@ -75,7 +75,7 @@ async def test_what_fails_for_good_is_a_dead_letter_with_its_attempts(
 ) -> None:
     client, topic, group, failing = face.connect(real.url), fresh("t"), fresh("g"), Failing(100)
     await send(client, topic, 1)
-    retry = RetryPolicy.table(0.1, attempts=2)
+    retry = RetryPolicy((0.1,), retries=2)
     consumer = await consumer_of(client, group, topic, tmp_path, retry=retry)
 
     async def letters() -> Any:

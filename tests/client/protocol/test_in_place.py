@@ -10,7 +10,7 @@ from txmq.client.protocol.consumer.in_place import LONGEST_PAUSE_S, InPlaceAttem
 from txmq.errors import LocalProtocolError
 from txmq.model.retry import RetryPolicy
 
-POLICY = RetryPolicy.table(1, dead=["ValueError"], postpone=["OSError"])
+POLICY = RetryPolicy((1,), dead=["ValueError"], postpone=["OSError"])
 
 
 def member(count: int = 2) -> ScriptedMember:

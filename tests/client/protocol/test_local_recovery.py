@@ -18,7 +18,7 @@ from txmq.errors import LocalProtocolError, NotLeased
 from txmq.model.retry import RetryPolicy
 from txmq.recover.local_store import LocalStore, handed_out
 
-RETRY = RetryPolicy.table(5, 60, attempts=2, dead=["ValueError"], postpone=["OSError"])
+RETRY = RetryPolicy((5, 60), retries=2, dead=["ValueError"], postpone=["OSError"])
 
 
 @pytest.fixture
@@ -742,7 +742,7 @@ def test_a_dead_message_is_stored_while_the_broker_is_away_and_told(made: Any) -
 
 
 def test_a_consumer_goes_on_when_not_even_outcomes_have_space(made: Any) -> None:
-    member = made(retry=RetryPolicy.table(5, 5, attempts=100))
+    member = made(retry=RetryPolicy((5, 5), retries=100))
     member.serving().fetched(chunk("m0"))
     disk = new_disk(capacity=1 << 20)
     stores = member.stores._stores  # the same store on a simulated disk

@@ -386,7 +386,7 @@ def test_a_generator_is_refused_and_work_left_in_a_result_fails_its_message(
     async def story() -> None:
         topic = fresh("t")
         await client.send(topic, b"x")
-        policy = RetryPolicy.table(0, attempts=0)
+        policy = RetryPolicy((0,), retries=0)
         consumer = await client.consumer(fresh("g"), [topic], retry=policy)
         with pytest.raises(LocalProtocolError, match="generate is a generator"):
             await consumer.run(generate)

@@ -65,7 +65,7 @@ async def consumer_of(client: Any, group: str, **options: Any) -> Any:
         topic, [Message(body.encode(), f"k{n % 3}") for n, body in enumerate(BODIES)]
     )
     return await client.consumer(
-        group, [topic], **{"retry": RetryPolicy.table(0, attempts=50), **options}
+        group, [topic], **{"retry": RetryPolicy((0,), retries=50), **options}
     )
 
 
@@ -295,7 +295,7 @@ def test_coroutines_are_refused_at_once_or_when_a_handler_returns_one(
         return handle(message, connection)
 
     async def story() -> list[dict[str, Any]]:
-        consumer = await consumer_of(client, fresh("g"), retry=RetryPolicy.table(0, attempts=0))
+        consumer = await consumer_of(client, fresh("g"), retry=RetryPolicy((0,), retries=0))
         with pytest.raises(LocalProtocolError, match="handle is a coroutine"):
             await consumer.run(handle, inbox=connect)
         await TwistedFace(reactor).drain(client, consumer, indirectly, inbox=connect)

@@ -30,7 +30,7 @@ PLACE = (1, 0, 0)
 def world() -> ConsumersWorld:
     world = ConsumersWorld(t=1)
     world.publish("t", 7, 8)
-    world.join("a", retry=RetryPolicy((SECOND,)))
+    world.join("a", retry=RetryPolicy((1,)))
     world.fetch("a")
     return world
 
@@ -146,7 +146,7 @@ def test_a_message_without_failures_has_no_row(world: ConsumersWorld) -> None:
 
 def test_a_message_that_kills_its_consumers_has_their_deaths(world: ConsumersWorld) -> None:
     world.publish("t", 7)
-    world.join("a", retry=RetryPolicy((SECOND,), attempts=0))
+    world.join("a", retry=RetryPolicy((1,), retries=0))
     died = 0
     while not world.group().letters and died < 10:
         died += 1

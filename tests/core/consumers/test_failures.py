@@ -130,7 +130,7 @@ def test_a_postponed_message_keeps_what_failed_before(world: ConsumersWorld) -> 
 def test_the_policy_separates_errors_without_retry_from_errors_that_do_not_count() -> None:
     world = ConsumersWorld(t=1)
     world.publish("t", 1, 2, 3)
-    world.join("a", retry=RetryPolicy.table(9, dead=["ValueError"], postpone=["OSError"]))
+    world.join("a", retry=RetryPolicy((9,), dead=["ValueError"], postpone=["OSError"]))
     world.fetch("a")
     bad = FailureReport("json.JSONDecodeError", bases=("ValueError", "Exception"))
     assert world.nack("a", 0, failure=bad).moved == "letter"
@@ -147,7 +147,7 @@ def test_the_policy_separates_errors_without_retry_from_errors_that_do_not_count
 def test_jitter_is_placed_by_chance_given() -> None:
     world = ConsumersWorld(t=1)
     world.publish("t", 1, 2)
-    world.join("a", retry=RetryPolicy((10 * SECOND,), jitter=0.5))
+    world.join("a", retry=RetryPolicy((10,), jitter=0.5))
     world.fetch("a")
     assert world.nack("a", 0, chance=0.0).due_at == world.now + 5 * SECOND
     assert world.nack("a", 1, chance=1.0).due_at == world.now + 15 * SECOND

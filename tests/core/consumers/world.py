@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 BATCH = 100  # bytes
 EVERYTHING = 1 << 40
-QUICK = RetryPolicy((1_000_000, 2_000_000))  # two retries, after 1 and 2 s
+QUICK = RetryPolicy((1, 2))  # two retries, after 1 and 2 s
 
 
 class Received(NamedTuple):

@@ -33,7 +33,7 @@ class ExhaustedPolicy(StrEnum):
 def _parse_delays(text: str) -> list[int]:
     """Parse "10,30,60" into microseconds."""
     try:
-        return list(RetryPolicy.table(*map(float, text.split(","))).delays)
+        return list(RetryPolicy(map(float, text.split(","))).delays_us)
     except (ValueError, ConfigError):
         raise typer.BadParameter(f"invalid delays {text!r}: use seconds, as in 10,30,60") from None
 
@@ -45,13 +45,13 @@ def _parse_growing_delays(text: str) -> list[int]:
     try:
         first, factor, longest = map(float, text.split(","))
         policy = RetryPolicy.exponential(
-            initial_s=first, factor=factor, max_s=longest, attempts=MAX_STEPS
+            initial=first, factor=factor, longest=longest, retries=MAX_STEPS
         )
     except (ValueError, ConfigError):
         raise typer.BadParameter(
             f"invalid delays {text!r}: use FIRST,FACTOR,LONGEST, as in 5,2,7200"
         ) from None
-    return list(policy.delays)
+    return list(policy.delays_us)
 
 
 Table = Annotated[
@@ -59,7 +59,7 @@ Table = Annotated[
     typer.Option(
         parser=_parse_delays,
         metavar="S,S,...",
-        help="Delay of each retry in seconds, as 10,30,60; the last one repeats with --attempts.",
+        help="Delay of each retry in seconds, as 10,30,60; the last one repeats with --retries.",
     ),
 ]
 Exponential = Annotated[
@@ -78,7 +78,7 @@ def alter(  # noqa: PLR0913  # its options
     *,
     table: Table = None,
     exponential: Exponential = None,
-    attempts: Annotated[
+    retries: Annotated[
         int | None,
         typer.Option(min=0, help="Number of retries before a message becomes a dead letter."),
     ] = None,
@@ -170,10 +170,10 @@ def alter(  # noqa: PLR0913  # its options
     """
     if table and exponential:
         raise typer.BadParameter("use either --table or --exponential")
-    given = {"attempts": attempts, "jitter": jitter, "dead": dead, "postpone": postpone}
+    given = {"retries": retries, "jitter": jitter, "dead": dead, "postpone": postpone}
     changes = {field: value for field, value in given.items() if value is not None}
     if delays := exponential or table:
-        changes = {"delays": delays, "attempts": None} | changes
+        changes = {"delays_us": delays, "retries": None} | changes
     retry = None
     if changes:
         retry = session.client.call("group.show", group=group)["settings"]["retry"] | changes

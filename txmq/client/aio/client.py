@@ -43,6 +43,7 @@ from txmq.client.protocol.transaction.options import (
 )
 from txmq.client.protocol.typed.bodies import Topics
 from txmq.errors import RequestTimeout, TxmqError
+from txmq.model.durations import Duration, seconds_of
 from txmq.model.message import Decision, Message, Receipt, ReceivedMessage
 from txmq.tx.xid import Xid
 from txmq.wire.chunks import unpack_chunks
@@ -119,7 +120,7 @@ class Client(TypedTopicCalls, AwaitedMessageCalls, AioCloseable):
         body: bytes,
         *,
         partition: int | None = None,
-        timeout: float | None = None,  # noqa: ASYNC109  # as of the other faces
+        timeout: Duration | None = None,  # noqa: ASYNC109  # as of the other faces
         **fields: Unpack[Fields],
     ) -> Future[Receipt]:
         """Send a message and return the future of its receipt.
@@ -128,7 +129,9 @@ class Client(TypedTopicCalls, AwaitedMessageCalls, AioCloseable):
         Throttled after them. To cancel the future ends the wait for the receipt; the
         message may be stored.
         """
-        return await self._accept(topic, Message(body, **fields), partition, timeout)
+        return await self._accept(
+            topic, Message(body, **fields), partition, seconds_of(timeout, "timeout")
+        )
 
     async def _accept(
         self, topic: str, message: Message, partition: int | None, patience: float | None
@@ -214,12 +217,14 @@ class Client(TypedTopicCalls, AwaitedMessageCalls, AioCloseable):
         future = self._core.sender.send(topic, message, partition)
         future.add_done_callback(lambda sent: log_dropped(sent, topic))
 
-    async def flush(self, timeout: float | None = None) -> None:  # noqa: ASYNC109  # as of the other faces
+    async def flush(self, timeout: Duration | None = None) -> None:  # noqa: ASYNC109  # as of the other faces
         """Wait until each message has its receipt or has failed.
 
         Raises RequestTimeout.
         """
-        patience = self._core.settings.delivery_timeout if timeout is None else timeout
+        patience = seconds_of(timeout, "timeout")
+        if patience is None:
+            patience = self._core.settings.delivery_timeout
         self._core.connection()
         if not await self._core.flush(patience):
             raise RequestTimeout(f"not everything had its receipt within {patience:.3g} s")
@@ -239,13 +244,16 @@ class Client(TypedTopicCalls, AwaitedMessageCalls, AioCloseable):
         longer = wait_ms / 1_000 if isinstance(wait_ms, int) else 0
         return self._core.call(name, args, longer=longer)
 
-    async def read(self, topic: str, partition: int, offset: int, *, wait: float = 0.0) -> Found:
+    async def read(self, topic: str, partition: int, offset: int, *, wait: Duration = 0.0) -> Found:
         """Read published messages from an offset on, without a consumer group.
 
         Waits up to `wait` seconds for the first message.
         """
-        wanted = Read(partition, offset, round(wait * 1_000), READ_BYTES, topic)
-        payload = await self._core.request(Opcode.READ, pack_read(wanted), longer=wait, repeat=True)
+        seconds = seconds_of(wait, "wait")
+        wanted = Read(partition, offset, round(seconds * 1_000), READ_BYTES, topic)
+        payload = await self._core.request(
+            Opcode.READ, pack_read(wanted), longer=seconds, repeat=True
+        )
         found = unpack_chunks(payload)
         messages = [message for chunk in found.chunks for message in decode_messages(chunk, offset)]
         return Found(messages, found.next_offset)
@@ -351,7 +359,7 @@ class Client(TypedTopicCalls, AwaitedMessageCalls, AioCloseable):
         *,
         checker: str,
         partition: int | None = None,
-        check_after: float = CHECK_AFTER_S,
+        check_after: Duration = CHECK_AFTER_S,
         **fields: Unpack[Fields],
     ) -> HalfMessage[Awaitable[bool]]:
         """Store a half message: `half = await client.half(…)`.
@@ -371,8 +379,8 @@ class Client(TypedTopicCalls, AwaitedMessageCalls, AioCloseable):
         *,
         checker: str,
         partition: int | None = None,
-        check_after: float = CHECK_AFTER_S,
-        timeout: float | None = None,  # noqa: ASYNC109  # as of the other faces
+        check_after: Duration = CHECK_AFTER_S,
+        timeout: Duration | None = None,  # noqa: ASYNC109  # as of the other faces
         **fields: Unpack[Fields],
     ) -> Future[HalfMessage[Awaitable[bool]]]:
         """Store a half message and return the future of it; see `half`.
@@ -385,7 +393,7 @@ class Client(TypedTopicCalls, AwaitedMessageCalls, AioCloseable):
         core.connection()
         try:
             await core.topic(topic)
-            patience = core.settings.timeout if timeout is None else timeout
+            patience = core.settings.timeout if timeout is None else seconds_of(timeout, "timeout")
             await core.sender.wait_for_room(patience)
         except asyncio.CancelledError as error:
             error.outcome = "not done"  # type: ignore[attr-defined]  # whatever the lookup said
@@ -399,7 +407,7 @@ class Client(TypedTopicCalls, AwaitedMessageCalls, AioCloseable):
         message: Message,
         checker: str,
         partition: int | None,
-        check_after: float,
+        check_after: Duration,
     ) -> HalfBundle:
         core = self._core
         return HalfBundle.of(

@@ -37,6 +37,7 @@ from txmq.client.protocol.transaction.options import (
 )
 from txmq.client.protocol.typed.bodies import Topics
 from txmq.errors import TxmqError
+from txmq.model.durations import Duration
 from txmq.model.message import Message, Receipt
 
 if TYPE_CHECKING:  # for programs that have a database
@@ -99,7 +100,7 @@ class Cluster(TypedTopicCalls, AwaitedCluster[Client, AioCore], AioCloseable):
         body: bytes,
         *,
         partition: int | None = None,
-        timeout: float | None = None,  # noqa: ASYNC109  # as of the other faces
+        timeout: Duration | None = None,  # noqa: ASYNC109  # as of the other faces
         **fields: Unpack[Fields],
     ) -> asyncio.Future[Receipt]:
         """Send a message and return the future of its receipt; see
@@ -138,7 +139,7 @@ class Cluster(TypedTopicCalls, AwaitedCluster[Client, AioCore], AioCloseable):
         *,
         checker: str,
         partition: int | None = None,
-        check_after: float = CHECK_AFTER_S,
+        check_after: Duration = CHECK_AFTER_S,
         **fields: Unpack[Fields],
     ) -> HalfMessage[Awaitable[bool]]:
         """Store a half message at the broker of its key; see `Client.half`.
@@ -157,8 +158,8 @@ class Cluster(TypedTopicCalls, AwaitedCluster[Client, AioCore], AioCloseable):
         *,
         checker: str,
         partition: int | None = None,
-        check_after: float = CHECK_AFTER_S,
-        timeout: float | None = None,  # noqa: ASYNC109  # as of the other faces
+        check_after: Duration = CHECK_AFTER_S,
+        timeout: Duration | None = None,  # noqa: ASYNC109  # as of the other faces
         **fields: Unpack[Fields],
     ) -> asyncio.Future[HalfMessage[Awaitable[bool]]]:
         """Store a half message and return the future of it; see `Client.half_async`.
@@ -202,7 +203,7 @@ class Cluster(TypedTopicCalls, AwaitedCluster[Client, AioCore], AioCloseable):
         check_columns(bodies, keys, tags)
         return await self._send_columns(topic, (bodies, keys, tags), partition)
 
-    async def flush(self, timeout: float | None = None) -> None:  # noqa: ASYNC109  # as of the other faces
+    async def flush(self, timeout: Duration | None = None) -> None:  # noqa: ASYNC109  # as of the other faces
         """Wait until each message has its receipt or has failed.
 
         Raises RequestTimeout.
@@ -302,7 +303,7 @@ class Cluster(TypedTopicCalls, AwaitedCluster[Client, AioCore], AioCloseable):
         self._readers.add(readers)
         return readers
 
-    async def read(self, topic: str, partition: int, offset: int, *, wait: float = 0.0) -> Found:
+    async def read(self, topic: str, partition: int, offset: int, *, wait: Duration = 0.0) -> Found:
         """Read published messages of a partition; see `Client.read`."""
         broker, number = await self._route(topic, None, partition)
         assert number is not None, "a partition was named"

@@ -26,6 +26,7 @@ from txmq.client.protocol.offsets import OffsetsByLog, OffsetStore
 from txmq.client.protocol.reader import SAVE_S, ReaderRequest, ReaderStart, ReaderState
 from txmq.client.protocol.typed.bodies import Topics
 from txmq.errors import ConnectionLost, RequestTimeout
+from txmq.model.durations import Duration, seconds_of
 from txmq.model.message import ReceivedMessage
 from txmq.model.topic_partition import PartitionName
 
@@ -50,7 +51,7 @@ class Receiving(Source, AioCloseable):
         while (message := await self.receive()) is not None:
             yield message
 
-    async def receive(self, timeout: float | None = None) -> ReceivedMessage | None:  # noqa: ASYNC109  # as of the other faces
+    async def receive(self, timeout: Duration | None = None) -> ReceivedMessage | None:  # noqa: ASYNC109  # as of the other faces
         """Return the next message; None after `timeout` seconds, and once the reader is
         closed.
 
@@ -63,7 +64,7 @@ class Receiving(Source, AioCloseable):
         self._core.seconds()  # on this loop
         self.mark_processed()
         try:
-            async with asyncio.timeout(timeout):
+            async with asyncio.timeout(seconds_of(timeout, "timeout")):
                 while True:
                     self.raise_failure()
                     if (ready := self.next_ready()) is not None or self.closed:

@@ -25,6 +25,7 @@ from txmq.client.protocol.sender.multi_send import SenderStats
 from txmq.client.protocol.sender.rows import Fields, checked_messages, column_messages
 from txmq.client.protocol.settings import ClientSettings
 from txmq.errors import RequestTimeout, Throttled, TxmqError
+from txmq.model.durations import Duration, seconds_of
 from txmq.model.message import Message, Receipt
 
 T = TypeVar("T")
@@ -99,19 +100,19 @@ class AioSpool:
         """Messages that the broker refused for good: `txmq recover` lists them."""
         return self._spool.refused
 
-    async def wait(self, timeout: float | None = None) -> None:  # noqa: ASYNC109  # as of the other faces
+    async def wait(self, timeout: Duration | None = None) -> None:  # noqa: ASYNC109  # as of the other faces
         """Wait until everything is at the broker, or among the refused.
 
         Raises RequestTimeout; what waits then stays on disk.
         """
-        await _in_slices(self._spool.wait, timeout)
+        await _in_slices(self._spool.wait, seconds_of(timeout, "timeout"))
 
-    async def place(self, receipt: Receipt, timeout: float | None = None) -> Receipt:  # noqa: ASYNC109  # as of the other faces
+    async def place(self, receipt: Receipt, timeout: Duration | None = None) -> Receipt:  # noqa: ASYNC109  # as of the other faces
         """Wait until a spooled message is at the broker, for its receipt there.
 
         The rest is as for the blocking client.
         """
-        return await _in_slices(partial(self._spool.place, receipt), timeout)
+        return await _in_slices(partial(self._spool.place, receipt), seconds_of(timeout, "timeout"))
 
 
 async def _in_slices(call: Callable[[float], T], seconds: float | None) -> T:
@@ -293,12 +294,14 @@ class SpoolingClient(Client):
         future = self._submit(queue, topic, message, partition)
         future.add_done_callback(lambda sent: log_dropped(sent, topic))
 
-    async def flush(self, timeout: float | None = None) -> None:  # noqa: ASYNC109  # as of the other faces
+    async def flush(self, timeout: Duration | None = None) -> None:  # noqa: ASYNC109  # as of the other faces
         """Wait until each message has its receipt or has failed.
 
         Raises RequestTimeout.
         """
-        patience = self._core.settings.delivery_timeout if timeout is None else timeout
+        patience = seconds_of(timeout, "timeout")
+        if patience is None:
+            patience = self._core.settings.delivery_timeout
         if self._unanswered:
             await asyncio.wait(self._unanswered, timeout=patience)
         if self._unanswered:

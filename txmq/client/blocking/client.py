@@ -41,6 +41,7 @@ from txmq.client.protocol.transaction.options import (
 )
 from txmq.client.protocol.typed.bodies import Topics
 from txmq.errors import RequestTimeout, TxmqError
+from txmq.model.durations import Duration, seconds_of
 from txmq.model.message import Decision, Message, Receipt
 from txmq.tx.xid import Xid
 from txmq.wire.data_requests import Opcode
@@ -107,7 +108,7 @@ class Client(BlockingProducer, BlockingMessageCalls, TypedTopicCalls):
         body: bytes,
         *,
         partition: int | None = None,
-        timeout: float | None = None,
+        timeout: Duration | None = None,
         **fields: Unpack[Fields],
     ) -> Future[Receipt]:
         """Send a message and return the future of its receipt, without waiting.
@@ -118,7 +119,7 @@ class Client(BlockingProducer, BlockingMessageCalls, TypedTopicCalls):
         client, so they should be short.
         """
         core = self._core
-        patience = core.settings.timeout if timeout is None else timeout
+        patience = core.settings.timeout if timeout is None else seconds_of(timeout, "timeout")
         return core.sender.send(topic, Message(body, **fields), partition, patience)
 
     def half_async(
@@ -128,8 +129,8 @@ class Client(BlockingProducer, BlockingMessageCalls, TypedTopicCalls):
         *,
         checker: str,
         partition: int | None = None,
-        check_after: float = CHECK_AFTER_S,
-        timeout: float | None = None,
+        check_after: Duration = CHECK_AFTER_S,
+        timeout: Duration | None = None,
         **fields: Unpack[Fields],
     ) -> Future[HalfMessage[Future[bool]]]:
         """Store a half message and return its future, without waiting.
@@ -142,7 +143,7 @@ class Client(BlockingProducer, BlockingMessageCalls, TypedTopicCalls):
         raise.
         """
         core = self._core
-        patience = core.settings.timeout if timeout is None else timeout
+        patience = core.settings.timeout if timeout is None else seconds_of(timeout, "timeout")
         message = Message(body, **fields)
         bundle = HalfBundle.of(
             core.topics, core.settings, checker, topic, message, partition, check_after
@@ -177,12 +178,14 @@ class Client(BlockingProducer, BlockingMessageCalls, TypedTopicCalls):
                 raise
             log.warning("send.dropped", topic=topic, error=str(error))
 
-    def flush(self, timeout: float | None = None) -> None:
+    def flush(self, timeout: Duration | None = None) -> None:
         """Wait until each message of `send_async` has its receipt or has failed.
 
         Raises RequestTimeout.
         """
-        patience = self._core.settings.delivery_timeout if timeout is None else timeout
+        patience = seconds_of(timeout, "timeout")
+        if patience is None:
+            patience = self._core.settings.delivery_timeout
         if self._core.closed:
             raise client_closed()
         deadline = time.monotonic() + patience
@@ -305,7 +308,7 @@ class Client(BlockingProducer, BlockingMessageCalls, TypedTopicCalls):
         longer = wait_ms / 1_000 if isinstance(wait_ms, int) else 0
         return self._core.call(name, args, timeout=self._core.settings.timeout + longer)
 
-    def close(self, timeout: float = CLOSE_S) -> None:
+    def close(self, timeout: Duration = CLOSE_S) -> None:
         """Close the client, its consumers first, each for up to `timeout` seconds.
 
         Messages of `send_async` without a receipt may be sent for up to `timeout`
@@ -314,7 +317,7 @@ class Client(BlockingProducer, BlockingMessageCalls, TypedTopicCalls):
         for consumer in list(self._consumers):
             consumer.close(timeout)
         self._checkers.close()
-        self._core.close(timeout)
+        self._core.close(seconds_of(timeout, "timeout"))
 
     def __enter__(self) -> Self:
         return self

@@ -127,7 +127,7 @@ class Cluster(TypedTopicCalls, OneBrokerCalls):
         body: bytes,
         *,
         partition: int | None = None,
-        timeout: float | None = None,
+        timeout: Duration | None = None,
         **fields: Unpack[Fields],
     ) -> Receipt:
         """Send a message and return its receipt once it is stored.
@@ -144,13 +144,15 @@ class Cluster(TypedTopicCalls, OneBrokerCalls):
             ),
         )
 
-    def _send(self, required: SendRoute | None, timeout: float | None, send: Send[T]) -> T:
+    def _send(self, required: SendRoute | None, timeout: Duration | None, send: Send[T]) -> T:
         """Send by the required route, or to the first broker that stores it.
 
         Each broker has its part of the time. Raises the last refusal, and at once an
         error whose outcome is unknown.
         """
-        patience = self._settings.timeout if timeout is None else timeout
+        patience = seconds_of(timeout, "timeout")
+        if patience is None:
+            patience = self._settings.timeout
         routes = [required] if required else self._any_routes()
         refusal: TxmqError | None = None
         for broker, number in routes:
@@ -177,7 +179,7 @@ class Cluster(TypedTopicCalls, OneBrokerCalls):
         body: bytes,
         *,
         partition: int | None = None,
-        timeout: float | None = None,
+        timeout: Duration | None = None,
         **fields: Unpack[Fields],
     ) -> Future[Receipt]:
         """Send a message and return the future of its receipt; see `Client.send_async`.
@@ -204,8 +206,8 @@ class Cluster(TypedTopicCalls, OneBrokerCalls):
         *,
         checker: str,
         partition: int | None = None,
-        check_after: float = CHECK_AFTER_S,
-        timeout: float | None = None,
+        check_after: Duration = CHECK_AFTER_S,
+        timeout: Duration | None = None,
         **fields: Unpack[Fields],
     ) -> Future[HalfMessage[Future[bool]]]:
         """Store a half message and return its future; see `Client.half_async`.
@@ -241,7 +243,7 @@ class Cluster(TypedTopicCalls, OneBrokerCalls):
         messages: Iterable[Message],
         *,
         partition: int | None = None,
-        timeout: float | None = None,
+        timeout: Duration | None = None,
     ) -> list[Receipt]:
         """Send messages and return their receipts in order once all are stored.
 
@@ -266,7 +268,7 @@ class Cluster(TypedTopicCalls, OneBrokerCalls):
         tags: Sequence[str | None] | None = None,
         *,
         partition: int | None = None,
-        timeout: float | None = None,
+        timeout: Duration | None = None,
     ) -> list[StoredBatch]:
         """Send messages that are given as columns; see `Client.send_many`.
 
@@ -283,7 +285,7 @@ class Cluster(TypedTopicCalls, OneBrokerCalls):
     def _send_by_route(
         self,
         routes: RowsByRoute,
-        timeout: float | None,
+        timeout: Duration | None,
         send_rows: Callable[[Sequence[int]], Send[T]],
     ) -> list[tuple[Sequence[int], T]]:
         """Return the rows of each route with the answer of their broker."""
@@ -297,7 +299,7 @@ class Cluster(TypedTopicCalls, OneBrokerCalls):
             raise
         return done
 
-    def flush(self, timeout: float | None = None) -> None:
+    def flush(self, timeout: Duration | None = None) -> None:
         """Wait until each message of `send_async` has its receipt or has failed.
 
         Raises RequestTimeout.

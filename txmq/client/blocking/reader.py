@@ -29,6 +29,7 @@ from txmq.client.protocol.reader import (
 )
 from txmq.client.protocol.typed.bodies import Topics
 from txmq.errors import ConnectionLost, OffsetOutOfRange, Throttled, TxmqError
+from txmq.model.durations import Duration, seconds_of
 from txmq.model.message import ReceivedMessage
 from txmq.model.topic_partition import PartitionName
 from txmq.wire.frames import Frame
@@ -226,14 +227,15 @@ class BlockingReader(ABC):
             if message is not None:
                 yield message
 
-    def receive(self, timeout: float | None = None) -> ReceivedMessage | None:
+    def receive(self, timeout: Duration | None = None) -> ReceivedMessage | None:
         """Return the next message, or None after `timeout` seconds or once closed.
 
         The message before it counts as processed. The reader connects again by itself.
         Raises the error that ended it.
         """
         self._processed()
-        deadline = None if timeout is None else time.monotonic() + timeout
+        seconds = seconds_of(timeout, "timeout")
+        deadline = None if seconds is None else time.monotonic() + seconds
         while not self.closed:
             for broker in self._brokers:
                 message = broker.next_message()

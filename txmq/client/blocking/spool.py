@@ -10,6 +10,7 @@ from txmq.client.protocol.conversation import client_closed
 from txmq.client.protocol.message_search import FoundMessage
 from txmq.client.protocol.sender.spool_chain import SpoolChain
 from txmq.errors import RequestRejected, RequestTimeout, TxmqError
+from txmq.model.durations import Duration, seconds_of
 from txmq.model.message import Receipt, message_id, parse_message_id
 
 LOOK_EVERY_S = 0.25  # at the spools, or for a message at the broker, while none is drained
@@ -63,22 +64,23 @@ class ClientSpool:
         """Messages that the broker refused for good: `txmq recover` lists them."""
         return self._chain.refused
 
-    def wait(self, timeout: float | None = None) -> None:
+    def wait(self, timeout: Duration | None = None) -> None:
         """Wait until everything is at the broker, or among the refused.
 
         Raises RequestTimeout; what waits then stays on disk.
         """
-        deadline = None if timeout is None else time.monotonic() + timeout
+        seconds = seconds_of(timeout, "timeout")
+        deadline = None if seconds is None else time.monotonic() + seconds
         chain = self._chain
         with chain.changed:
             while not chain.empty:
                 _require_open(chain)
                 left = None if deadline is None else deadline - time.monotonic()
                 if left is not None and left <= 0:
-                    raise _timeout(f"{self.waiting} messages still wait in the spool", timeout)
+                    raise _timeout(f"{self.waiting} messages still wait in the spool", seconds)
                 _wait_for_change(chain, left)
 
-    def place(self, receipt: Receipt, timeout: float | None = None) -> Receipt:
+    def place(self, receipt: Receipt, timeout: Duration | None = None) -> Receipt:
         """Wait until a spooled message is at the broker, and return its receipt there.
 
         The receipt of any other message is returned as it is. The id stays the same,
@@ -87,7 +89,8 @@ class ClientSpool:
         """
         if not receipt.spooled:
             return receipt
-        deadline = None if timeout is None else time.monotonic() + timeout
+        seconds = seconds_of(timeout, "timeout")
+        deadline = None if seconds is None else time.monotonic() + seconds
         chain = self._chain
         while True:
             _require_open(chain)
@@ -96,7 +99,7 @@ class ClientSpool:
                 return found
             left = None if deadline is None else deadline - time.monotonic()
             if left is not None and left <= 0:
-                raise _timeout(f"message {receipt.message_id} is not at the broker yet", timeout)
+                raise _timeout(f"message {receipt.message_id} is not at the broker yet", seconds)
             with chain.changed:
                 _wait_for_change(chain, left)
 
@@ -128,9 +131,9 @@ def _wait_for_change(chain: SpoolChain, left: float | None) -> None:
     chain.changed.wait(LOOK_EVERY_S if left is None else min(left, LOOK_EVERY_S))
 
 
-def _timeout(what: str, timeout: float | None) -> TxmqError:
+def _timeout(what: str, seconds: float | None) -> TxmqError:
     error: TxmqError = RequestTimeout(
-        f"{what} after {timeout:.3g} s", hint="it stays on disk: wait again, or let it be"
+        f"{what} after {seconds:.3g} s", hint="it stays on disk: wait again, or let it be"
     )
     error.outcome = "not done"
     return error

@@ -17,6 +17,7 @@ from txmq.client.protocol.sender.batches import StoredBatch
 from txmq.client.protocol.sender.rows import Fields, checked_messages, column_messages
 from txmq.client.protocol.sender.spool_chain import SpoolChain
 from txmq.errors import RequestTimeout, TxmqError
+from txmq.model.durations import Duration, seconds_of
 from txmq.model.message import Message, Receipt, parse_message_id
 
 STORE_S = 5.0  # for a message that is to be stored on a slow disk
@@ -54,7 +55,7 @@ class SpoolingClient(Client):
         body: bytes,
         *,
         partition: int | None = None,
-        timeout: float | None = None,
+        timeout: Duration | None = None,
         **fields: Unpack[Fields],
     ) -> Receipt:
         """Send one message and return its receipt once it is stored, or on local
@@ -69,7 +70,7 @@ class SpoolingClient(Client):
         messages: Iterable[Message],
         *,
         partition: int | None = None,
-        timeout: float | None = None,
+        timeout: Duration | None = None,
     ) -> list[Receipt]:
         """Send messages and return their receipts, in order, once all are stored or on
         local disk. It is not all or nothing.
@@ -84,7 +85,7 @@ class SpoolingClient(Client):
         tags: Sequence[str | None] | None = None,
         *,
         partition: int | None = None,
-        timeout: float | None = None,
+        timeout: Duration | None = None,
     ) -> list[StoredBatch]:
         """Send messages given as columns, once all are stored or on local disk.
 
@@ -103,10 +104,10 @@ class SpoolingClient(Client):
         topic: str,
         messages: Sequence[Message],
         partition: int | None,
-        timeout: float | None,
+        timeout: Duration | None,
     ) -> list[Receipt]:
         core = self._core
-        patience = core.settings.timeout if timeout is None else timeout
+        patience = core.settings.timeout if timeout is None else seconds_of(timeout, "timeout")
         deadline = monotonic() + patience
         futures: list[Future[Receipt]] = []
         try:

@@ -11,8 +11,9 @@ from uuid import UUID
 from txmq.batch import NO_COMPRESSION, Codec, Compression, codec_library
 from txmq.client.protocol.address import parse_url
 from txmq.client.protocol.identity import ProducerInstance
-from txmq.errors import ConfigError
+from txmq.errors import ConfigError, LocalProtocolError
 from txmq.errors.extras import require
+from txmq.model.durations import Duration, seconds_of
 from txmq.model.message import is_name
 
 if TYPE_CHECKING:  # OpenTelemetry is for those who ask for it
@@ -54,13 +55,13 @@ class Options(TypedDict, total=False):
     """
 
     instance: str | None
-    timeout: float
+    timeout: Duration
     retries: int
     partitioner: Partitioner | None
     connections: int
     window: int
     window_bytes: int
-    delivery_timeout: float
+    delivery_timeout: Duration
     log_id: UUID | None
     compression: Literal["zstd", "lz4"] | None
     compress_over: int
@@ -123,10 +124,7 @@ class ClientSettings:
 
     def _check_numbers(self) -> None:
         for name in ("timeout", "delivery_timeout"):
-            seconds = getattr(self, name)
-            fits = type(seconds) in (int, float) and 0 < seconds <= MAX_TIMEOUT_S
-            if not fits:
-                raise self._invalid(name, f"give seconds, up to {MAX_TIMEOUT_S:.0f}")
+            object.__setattr__(self, name, require_seconds(name, getattr(self, name)))
         for name, least in (
             ("retries", 0),
             ("connections", 1),
@@ -175,6 +173,21 @@ class ClientSettings:
             return cls(service, **fields)
         except TypeError as error:
             raise ConfigError("connect", str(error), hint=OPTIONS_HINT) from error
+
+
+def require_seconds(name: str, duration: Duration) -> float:
+    """Return a setting that is a duration in seconds. Raises ConfigError."""
+    try:
+        seconds = seconds_of(duration, name)
+    except LocalProtocolError:
+        seconds = 0.0
+    if not 0 < seconds <= MAX_TIMEOUT_S:
+        raise ConfigError(
+            name,
+            f"{duration!r:.80} is not accepted",
+            hint=f"give seconds or a timedelta, more than 0 and up to {MAX_TIMEOUT_S:.0f} s",
+        )
+    return seconds
 
 
 def _telemetry(option: object) -> Telemetry | None:

@@ -43,6 +43,7 @@ from txmq.client.twisted.threaded_transaction import (
 from txmq.client.twisted.transaction import Transaction
 from txmq.client.twisted.typed import TypedTopicCalls
 from txmq.errors import RequestTimeout, TxmqError
+from txmq.model.durations import Duration, seconds_of
 from txmq.model.message import Message, Receipt, ReceivedMessage
 from txmq.wire.chunks import unpack_chunks
 from txmq.wire.data_requests import Opcode, Read, pack_read
@@ -140,13 +141,17 @@ class Client(TypedTopicCalls, TwistedMessageCalls, TwistedHalfCalls, AsyncClosea
         sent = self._send(topic, [Message(body, **fields)], partition)
         _start(sent).addErrback(log_dropped, topic)
 
-    def flush(self, timeout: float | None = None) -> Deferred[None]:
+    def flush(self, timeout: Duration | None = None) -> Deferred[None]:
         """Wait until each message has its receipt or has failed.
 
         Fails with RequestTimeout.
         """
         return _start(
-            self._flush(self._core.settings.delivery_timeout if timeout is None else timeout)
+            self._flush(
+                self._core.settings.delivery_timeout
+                if timeout is None
+                else seconds_of(timeout, "timeout")
+            )
         )
 
     async def _flush(self, patience: float) -> None:
@@ -170,13 +175,14 @@ class Client(TypedTopicCalls, TwistedMessageCalls, TwistedHalfCalls, AsyncClosea
         return _start(self._core.call(name, args, longer=longer))
 
     def read(
-        self, topic: str, partition: int, offset: int, *, wait: float = 0.0
+        self, topic: str, partition: int, offset: int, *, wait: Duration = 0.0
     ) -> Deferred[Found]:
         """Read published messages from an offset on, without a consumer group.
 
         Waits up to `wait` seconds for the first message.
         """
-        return _start(self._read(Read(partition, offset, round(wait * 1_000), READ_BYTES, topic)))
+        wait_ms = round(seconds_of(wait, "wait") * 1_000)
+        return _start(self._read(Read(partition, offset, wait_ms, READ_BYTES, topic)))
 
     def consumer(
         self, group: str, topics: Topics, **options: Unpack[ConsumerOptions]

@@ -41,6 +41,7 @@ from txmq.client.twisted.threaded_transaction import (
 )
 from txmq.client.twisted.transaction import ClusterTransaction, Transaction
 from txmq.client.twisted.typed import TypedTopicCalls
+from txmq.model.durations import Duration
 from txmq.model.message import Message, Receipt
 
 if TYPE_CHECKING:  # psycopg2 is for programs that have a database
@@ -118,7 +119,7 @@ class Cluster(TypedTopicCalls, AwaitedCluster[Client, TwistedCore], AsyncCloseab
         *,
         checker: str,
         partition: int | None = None,
-        check_after: float = CHECK_AFTER_S,
+        check_after: Duration = CHECK_AFTER_S,
         **fields: Unpack[Fields],
     ) -> Deferred[HalfMessage[Deferred[bool]]]:
         """Store a half message at the broker of its key; see `Client.half`.
@@ -166,7 +167,7 @@ class Cluster(TypedTopicCalls, AwaitedCluster[Client, TwistedCore], AsyncCloseab
 
         return _start(self._send_columns(topic, (bodies, keys, tags), partition))
 
-    def flush(self, timeout: float | None = None) -> Deferred[None]:
+    def flush(self, timeout: Duration | None = None) -> Deferred[None]:
         """Wait until each message has its receipt or has failed.
 
         Fails with RequestTimeout.
@@ -270,7 +271,7 @@ class Cluster(TypedTopicCalls, AwaitedCluster[Client, TwistedCore], AsyncCloseab
         return open_reader(readers)
 
     def read(
-        self, topic: str, partition: int, offset: int, *, wait: float = 0.0
+        self, topic: str, partition: int, offset: int, *, wait: Duration = 0.0
     ) -> Deferred[Found]:
         """Read published messages of a partition; see `Client.read`."""
 

@@ -13,6 +13,7 @@ from txmq.client.protocol.transaction.decision import is_published
 from txmq.client.protocol.transaction.half_message import HalfBundle, HalfMessage
 from txmq.client.protocol.transaction.options import CHECK_AFTER_S
 from txmq.client.twisted.core import TwistedCore
+from txmq.model.durations import Duration
 from txmq.model.message import Decision, Message, Receipt
 from txmq.wire.data_requests import Opcode
 
@@ -43,7 +44,7 @@ class TwistedHalfCalls:
         *,
         checker: str,
         partition: int | None = None,
-        check_after: float = CHECK_AFTER_S,
+        check_after: Duration = CHECK_AFTER_S,
         **fields: Unpack[Fields],
     ) -> Deferred[HalfMessage[Deferred[bool]]]:
         """Store a half message: `half = await client.half(…)`.

@@ -27,6 +27,7 @@ from txmq.client.twisted.connection import TwistedConnection, none_on_timeout, w
 from txmq.client.twisted.core import TwistedCore
 from txmq.client.twisted.protocols import AsyncCloseable, DelayedCall
 from txmq.errors import RequestTimeout
+from txmq.model.durations import Duration, seconds_of
 from txmq.model.message import ReceivedMessage
 from txmq.model.topic_partition import PartitionName
 
@@ -44,7 +45,7 @@ class Receiving(Source, AsyncCloseable):
         while (message := await self.receive()) is not None:
             yield message
 
-    def receive(self, timeout: float | None = None) -> Deferred[ReceivedMessage | None]:
+    def receive(self, timeout: Duration | None = None) -> Deferred[ReceivedMessage | None]:
         """Fire with the next message; with None after `timeout` seconds, and once the
         reader is closed.
 
@@ -57,8 +58,9 @@ class Receiving(Source, AsyncCloseable):
         self.mark_processed()
         receiver: Deferred[ReceivedMessage | None] = Deferred()
         self._receiver = receiver
-        if timeout is not None:
-            receiver.addTimeout(max(0.0, timeout), self._core.reactor, none_on_timeout)
+        seconds = seconds_of(timeout, "timeout")
+        if seconds is not None:
+            receiver.addTimeout(seconds, self._core.reactor, none_on_timeout)
         self._serve()
         return receiver
 

@@ -6,6 +6,7 @@ from twisted.internet.defer import Deferred
 
 from txmq.client.blocking.spool import ClientSpool
 from txmq.client.twisted.threads import Threads
+from txmq.model.durations import Duration
 from txmq.model.message import Receipt
 
 
@@ -37,10 +38,10 @@ class TwistedSpool:
         """Messages that the broker refused for good: `txmq recover` lists them."""
         return self._spool.refused
 
-    def wait(self, timeout: float | None = None) -> Deferred[None]:
+    def wait(self, timeout: Duration | None = None) -> Deferred[None]:
         """Wait until everything is at the broker, or among the refused."""
         return self._threads.run(self._spool.wait, timeout)
 
-    def place(self, receipt: Receipt, timeout: float | None = None) -> Deferred[Receipt]:
+    def place(self, receipt: Receipt, timeout: Duration | None = None) -> Deferred[Receipt]:
         """Wait until a spooled message is at the broker, for its receipt there."""
         return self._threads.run(self._spool.place, receipt, timeout)

@@ -22,6 +22,7 @@ from txmq.client.twisted.core import TwistedCore
 from txmq.client.twisted.protocols import Reactor
 from txmq.client.twisted.spool import TwistedSpool
 from txmq.client.twisted.threads import Threads
+from txmq.model.durations import Duration
 from txmq.model.message import Message, Receipt
 
 
@@ -115,7 +116,7 @@ class SpoolingClient(Client):
             raise client_closed("txmq.twisted.connect")
         self._submit(topic, Message(body, **fields), partition).addErrback(log_dropped, topic)
 
-    def flush(self, timeout: float | None = None) -> Deferred[None]:
+    def flush(self, timeout: Duration | None = None) -> Deferred[None]:
         """Wait until each message has its receipt or has failed."""
         return self._in_order.run(self._blocking.flush, timeout)
 

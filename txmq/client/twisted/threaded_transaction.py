@@ -33,6 +33,7 @@ from txmq.client.twisted.core import TwistedCore
 from txmq.client.twisted.protocols import Reactor
 from txmq.client.twisted.threads import Threads
 from txmq.model.actions import AckAction
+from txmq.model.durations import Duration
 from txmq.model.message import Decision, Receipt
 
 P = ParamSpec("P")
@@ -184,7 +185,7 @@ class ThreadedTransaction(ThreadedOperations, Generic[K]):
             await self.run(block.__exit__, None, None, None)
 
     # The parameter is the blocking client's.
-    async def wait_published(self, timeout: float = 5.0) -> None:  # noqa: ASYNC109
+    async def wait_published(self, timeout: Duration = 5.0) -> None:  # noqa: ASYNC109
         """Wait until consumers can see the messages.
 
         Raises RequestTimeout or TransactionAborted.

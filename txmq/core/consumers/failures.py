@@ -214,7 +214,7 @@ def _pause(group: ConsumerGroup, command: NackMessage) -> int:
     """
     if command.delay is not None:
         return command.delay
-    return 0 if group.breaker is not None else group.settings.policy.delays[0]
+    return 0 if group.breaker is not None else group.settings.policy.delays_us[0]
 
 
 def decide_replay(state: State, command: ReplayLetters, now: int) -> Outcome | Rejected:

@@ -84,7 +84,7 @@ class GroupSettings(NamedTuple):
 def _policy(row: tuple[Any, ...]) -> RetryPolicy:
     # A policy validates itself when it is created, which costs more than the rest of a
     # delivery that reads it.
-    return RetryPolicy(*row)
+    return RetryPolicy.of_row(*row)
 
 
 @dataclass(slots=True)

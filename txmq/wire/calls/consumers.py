@@ -37,13 +37,13 @@ ErrorClasses = Annotated[
 class RetryArgs(Args):
     """A retry policy (`txmq.model.retry.RetryPolicy`).
 
-    Delays are microseconds; `attempts` null = one for each delay.
+    `retries` null = one for each delay.
     """
 
-    delays: Annotated[
+    delays_us: Annotated[
         tuple[Annotated[int, Field(ge=0)], ...], Field(min_length=1, max_length=1_000)
     ]
-    attempts: int | None = None
+    retries: int | None = None
     jitter: float = 0.0
     dead: ErrorClasses = ()
     postpone: ErrorClasses = ()
@@ -58,7 +58,7 @@ class RetryArgs(Args):
 
     def policy(self) -> RetryPolicy:
         """Return the policy described."""
-        return RetryPolicy(self.delays, self.attempts, self.jitter, self.dead, self.postpone)
+        return RetryPolicy.of_row(**self.model_dump())
 
 
 class GroupSettingsArgs(Args):

@@ -12,10 +12,11 @@ from txmq.client.aio.consumer.runner import Handler, PlainWorker, run_workers
 from txmq.client.aio.core import AioCore
 from txmq.client.protocol.consumer.consumer_calls import ConsumerCalls, SingleConsumer
 from txmq.client.protocol.consumer.fetched import DeliveredMessage, ReceivedBatch
-from txmq.client.protocol.consumer.handlers import HandlerOptions, require_handler
+from txmq.client.protocol.consumer.handlers import handler_options, require_handler
 from txmq.client.protocol.consumer.operations import Delivered
 from txmq.client.protocol.consumer.settings import ConsumerOptions, consumer_settings
 from txmq.client.protocol.typed.bodies import Topics
+from txmq.model.durations import Duration, seconds_of
 from txmq.model.message import ReceivedMessage
 
 
@@ -54,21 +55,23 @@ class AioConsumer(ConsumerCalls[LoopMember], AioCloseable):
         while (batch := await self.receive_batch()) is not None:
             yield batch
 
-    async def receive(self, timeout: float | None = None) -> DeliveredMessage | None:  # noqa: ASYNC109  # as of the other faces
+    async def receive(self, timeout: Duration | None = None) -> DeliveredMessage | None:  # noqa: ASYNC109  # as of the other faces
         """Return the next message; None after `timeout` seconds without one, and once
         the consumer is closed.
 
         Raises the error that ended the consumer. To cancel the call leaves the message
         to the next caller.
         """
-        return await self._members.receive(lambda operations, now: operations.receive(now), timeout)
+        return await self._members.receive(
+            lambda operations, now: operations.receive(now), seconds_of(timeout, "timeout")
+        )
 
     async def receive_many(
         self,
         most: int,
-        timeout: float | None = None,  # noqa: ASYNC109  # as of the other faces
+        timeout: Duration | None = None,  # noqa: ASYNC109  # as of the other faces
         *,
-        batch_wait: float = 0.0,
+        batch_wait: Duration = 0.0,
     ) -> list[DeliveredMessage]:
         """Wait as `receive` does for a first message, and return it with others that
         are there, at most so many.
@@ -76,12 +79,16 @@ class AioConsumer(ConsumerCalls[LoopMember], AioCloseable):
         `batch_wait`: seconds to wait for more. In an ordered group several messages may
         be of one key, and are to be processed in their order.
         """
-        return await self._members.receive_many(most, timeout, batch_wait=batch_wait)
+        return await self._members.receive_many(
+            most,
+            seconds_of(timeout, "timeout"),
+            batch_wait=seconds_of(batch_wait, "batch_wait"),
+        )
 
-    async def receive_batch(self, timeout: float | None = None) -> ReceivedBatch | None:  # noqa: ASYNC109  # as of the other faces
+    async def receive_batch(self, timeout: Duration | None = None) -> ReceivedBatch | None:  # noqa: ASYNC109  # as of the other faces
         """Return the messages of one delivery, as columns; otherwise as `receive`."""
         return await self._members.receive(
-            lambda operations, now: operations.receive_batch(now), timeout
+            lambda operations, now: operations.receive_batch(now), seconds_of(timeout, "timeout")
         )
 
     def ack(self, message: ReceivedMessage, *, wait: bool = False) -> Awaitable[None]:
@@ -116,8 +123,8 @@ class AioConsumer(ConsumerCalls[LoopMember], AioCloseable):
         inbox: Callable[[], Any] | None = None,
         workers: int = 1,
         batch: int | None = None,
-        batch_wait: float = 0.0,
-        idle_exit: float | None = None,
+        batch_wait: Duration = 0.0,
+        idle_exit: Duration | None = None,
     ) -> None:
         """Call the handler for each message, so many at a time, until the consumer is
         closed.
@@ -136,8 +143,7 @@ class AioConsumer(ConsumerCalls[LoopMember], AioCloseable):
         To cancel the call cancels the handlers: their messages are delivered again. It
         returns when all of them have ended.
         """
-        options = HandlerOptions(workers, batch, batch_wait, idle_exit)
-        options.check("workers")
+        options = handler_options(workers, batch, batch_wait, idle_exit)
         require_handler(handler, coroutines=True)
         self._members.core.seconds()  # on this loop
         self._members.set_workers(workers * (batch or 1))

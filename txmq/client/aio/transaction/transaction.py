@@ -18,6 +18,7 @@ from txmq.client.protocol.awaited.block import BlockSteps
 from txmq.client.protocol.transaction.lifecycle import Stage
 from txmq.client.protocol.transaction.operations import BundleOperations
 from txmq.errors import TxmqError
+from txmq.model.durations import Duration, seconds_of
 from txmq.model.message import Receipt
 
 
@@ -83,7 +84,7 @@ class Transaction(AioOperations, BlockSteps[AioBundle, AioCore]):
         """Open a block whose sends and acks are withdrawn if it raises."""
         return self._savepoint()
 
-    async def wait_published(self, timeout: float = 5.0) -> None:  # noqa: ASYNC109  # as of the other faces
+    async def wait_published(self, timeout: Duration = 5.0) -> None:  # noqa: ASYNC109  # as of the other faces
         """Wait until consumers can see the messages.
 
         That takes until all earlier transactions on their keys are decided. Raises

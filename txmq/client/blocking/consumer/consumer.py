@@ -16,13 +16,14 @@ from txmq.client.blocking.core import BlockingCore
 from txmq.client.protocol.consumer.checked_operations import operations_type
 from txmq.client.protocol.consumer.consumer_calls import ConsumerCalls, SingleConsumer
 from txmq.client.protocol.consumer.fetched import DeliveredMessage, ReceivedBatch
-from txmq.client.protocol.consumer.handlers import HandlerOptions, require_handler
+from txmq.client.protocol.consumer.handlers import handler_options, require_handler
 from txmq.client.protocol.consumer.settings import (
     ConsumerOptions,
     consumer_settings,
 )
 from txmq.client.protocol.settings import CLOSE_S
 from txmq.client.protocol.typed.bodies import Topics
+from txmq.model.durations import Duration, seconds_of
 from txmq.model.message import ReceivedMessage
 
 if TYPE_CHECKING:
@@ -85,17 +86,17 @@ class BlockingConsumer(ConsumerCalls[ThreadedMember]):
         while (batch := self.receive_batch()) is not None:
             yield batch
 
-    def receive(self, timeout: float | None = None) -> DeliveredMessage | None:
+    def receive(self, timeout: Duration | None = None) -> DeliveredMessage | None:
         """Return the next message; None after `timeout` seconds without one, and once
         the consumer is closed.
 
         Raises the error that ended the consumer, such as another process with the name
         of its member.
         """
-        return self._members.receive(self._operations.receive, timeout)
+        return self._members.receive(self._operations.receive, seconds_of(timeout, "timeout"))
 
     def receive_many(
-        self, most: int, timeout: float | None = None, *, batch_wait: float = 0.0
+        self, most: int, timeout: Duration | None = None, *, batch_wait: Duration = 0.0
     ) -> list[DeliveredMessage]:
         """Wait as `receive` does for a first message, and return it with others that
         are there, at most so many.
@@ -103,11 +104,15 @@ class BlockingConsumer(ConsumerCalls[ThreadedMember]):
         `batch_wait`: seconds to wait for more. In an ordered group several messages may
         be of one key, and are to be processed in their order.
         """
-        return self._members.receive_many(most, timeout, batch_wait=batch_wait)
+        return self._members.receive_many(
+            most,
+            seconds_of(timeout, "timeout"),
+            batch_wait=seconds_of(batch_wait, "batch_wait"),
+        )
 
-    def receive_batch(self, timeout: float | None = None) -> ReceivedBatch | None:
+    def receive_batch(self, timeout: Duration | None = None) -> ReceivedBatch | None:
         """Return the next batch; otherwise as `receive`."""
-        return self._members.receive(self._operations.receive_batch, timeout)
+        return self._members.receive(self._operations.receive_batch, seconds_of(timeout, "timeout"))
 
     def ack(self, message: ReceivedMessage, *, wait: bool = False) -> None:
         """Ack a processed message. Returns at once: acks are sent together, within
@@ -144,8 +149,8 @@ class BlockingConsumer(ConsumerCalls[ThreadedMember]):
         inbox: Callable[[], BlockingConnection] | None = None,
         threads: int = 1,
         batch: int | None = None,
-        batch_wait: float = 0.0,
-        idle_exit: float | None = None,
+        batch_wait: Duration = 0.0,
+        idle_exit: Duration | None = None,
         stop: Event | None = None,
     ) -> None:
         """Call the handler for each message, in so many threads, until `stop` is set or
@@ -168,8 +173,7 @@ class BlockingConsumer(ConsumerCalls[ThreadedMember]):
         more with the rest. `idle_exit`: seconds without a message after which to
         return.
         """
-        options = HandlerOptions(threads, batch, batch_wait, idle_exit)
-        options.check("threads")
+        options = handler_options(threads, batch, batch_wait, idle_exit)
         require_handler(handler)
         self._members.set_workers(threads * (batch or 1))
         if inbox is None:
@@ -180,14 +184,14 @@ class BlockingConsumer(ConsumerCalls[ThreadedMember]):
 
         run_with_inbox(self._members, handler, inbox, options, stop or Event())
 
-    def close(self, timeout: float = CLOSE_S) -> None:
+    def close(self, timeout: Duration = CLOSE_S) -> None:
         """Leave the group: handlers may finish, what waits locally is returned, acks
         reach the broker.
 
         After `timeout` seconds the rest is left to the leases. Outstanding messages are
         then delivered to other members. Handlers must not call this: it waits for them.
         """
-        self._members.close(timeout)
+        self._members.close(seconds_of(timeout, "timeout"))
 
     def __enter__(self) -> Self:
         return self

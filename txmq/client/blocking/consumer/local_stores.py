@@ -171,7 +171,7 @@ class LocalStores:
         for finding in report.findings():
             log.error("local_store.damaged", group=name.group, finding=finding)
         policy = result.job.policy
-        longest = int(max(policy.delays) * (1 + policy.jitter))
+        longest = int(max(policy.delays_us) * (1 + policy.jitter))
         with suppress(DiskFull):
             bounded = store.bound_waits(longest, MAX_DELAY_S * SECOND)
             if bounded:
@@ -297,7 +297,7 @@ class LocalStores:
         if attempt > policy.retries:
             return Change(place, State.DEAD, attempt, 0, KEPT_FAILURE)
         # The due time is for the case that this process dies.
-        due = job.now + (policy.delay(attempt + 1) or policy.delays[-1])
+        due = job.now + (policy.delay(attempt + 1) or policy.delays_us[-1])
         return Change(place, State.STORED, attempt + 1, due, KEPT_FAILURE)
 
 

@@ -32,6 +32,7 @@ from txmq.errors import (
     RequestTimeout,
     TxmqError,
 )
+from txmq.model.durations import Duration, seconds_of
 from txmq.model.message import Message, Receipt
 from txmq.wire.data_requests import Opcode, send_header, unpack_send_receipt
 
@@ -51,7 +52,7 @@ class BlockingProducer:
         body: bytes,
         *,
         partition: int | None = None,
-        timeout: float | None = None,
+        timeout: Duration | None = None,
         **fields: Unpack[Fields],
     ) -> Receipt:
         """Send one message and return its receipt once it is stored.
@@ -60,7 +61,7 @@ class BlockingProducer:
         """
         message = Message(body, **fields)
         chosen, epoch = self._topics.locate(topic, message.key, partition)
-        patience = self._timeout if timeout is None else timeout
+        patience = self._timeout if timeout is None else seconds_of(timeout, "timeout")
         session = self._pool.acquire(time.monotonic() + patience)
         try:
             rows = MessageRows((message,), (time.time_ns() // 1_000,))
@@ -79,7 +80,7 @@ class BlockingProducer:
         messages: Iterable[Message],
         *,
         partition: int | None = None,
-        timeout: float | None = None,
+        timeout: Duration | None = None,
     ) -> list[Receipt]:
         """Send messages and return their receipts, in order, once all are stored.
 
@@ -103,7 +104,7 @@ class BlockingProducer:
         tags: Sequence[str | None] | None = None,
         *,
         partition: int | None = None,
-        timeout: float | None = None,
+        timeout: Duration | None = None,
     ) -> list[StoredBatch]:
         """Send messages given as columns, fast for volumes, once all are stored.
 
@@ -144,11 +145,11 @@ class BlockingProducer:
         )
 
     def _deliver(
-        self, topic: str, rows: Rows, partition: int | None, timeout: float | None
+        self, topic: str, rows: Rows, partition: int | None, timeout: Duration | None
     ) -> Iterator[ConfirmedBatch]:
         if not len(rows):
             return
-        patience = self._timeout if timeout is None else timeout
+        patience = self._timeout if timeout is None else seconds_of(timeout, "timeout")
         batches = split_into_batches(self._topics, topic, rows, partition, range(len(rows)))
         count = 0
         session = self._pool.acquire(time.monotonic() + patience)

@@ -72,7 +72,7 @@ class Transaction(TransactionOperations, BlockSteps[BrokerBundle, BlockingCore])
         """Open a block whose sends and acks are withdrawn if it raises."""
         return block(self._savepoint())
 
-    def wait_published(self, timeout: float = 5.0) -> None:
+    def wait_published(self, timeout: Duration = 5.0) -> None:
         """Wait until consumers can see the messages.
 
         That takes until all earlier transactions on their keys are decided. Raises

@@ -19,6 +19,7 @@ from txmq.client.protocol.transaction.job_decision import (
 from txmq.client.protocol.transaction.job_parts import JobParts
 from txmq.errors import StaleTopic
 from txmq.model.bundle import BundleState
+from txmq.model.durations import Duration, seconds_of
 from txmq.model.message import COMMIT, ROLLBACK, Decision, Message
 from txmq.wire.bundle import BundleDescription, BundlePart, pack_part
 from txmq.wire.data_requests import Opcode
@@ -31,7 +32,7 @@ class Job:
     `expire_after` seconds after one of its bundles was stored; 0 = never.
     """
 
-    def __init__(self, core: AwaitedCore, token: UUID, *, expire_after: float) -> None:
+    def __init__(self, core: AwaitedCore, token: UUID, *, expire_after: Duration) -> None:
         self._core = core
         self._expire_after = expire_after
         self.token = token
@@ -67,7 +68,7 @@ class Job:
         A large bundle takes a moment. A bundle with a key of an undecided transaction
         waits for that transaction.
         """
-        deadline = self._core.seconds() + timeout
+        deadline = self._core.seconds() + seconds_of(timeout, "timeout")
         for one in winners:
             state = await await_state(self._core, one, BundleState.PUBLISHED, deadline)
             if state is not BundleState.PUBLISHED:

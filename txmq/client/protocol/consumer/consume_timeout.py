@@ -1,4 +1,4 @@
-"""Messages that a handler holds for longer than `consume_timeout_s`: they have failed.
+"""Messages that a handler holds for longer than `consume_timeout`: they have failed.
 
 Outstanding messages are checked now and then, so that receiving a message costs nothing
 for it. The time of a message counts from the first check that finds it outstanding.

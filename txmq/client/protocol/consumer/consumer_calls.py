@@ -9,6 +9,7 @@ from txmq.client.protocol.consumer.fetched import ReceivedBatch
 from txmq.client.protocol.consumer.member_set import DrivenMember, MemberSet
 from txmq.client.protocol.consumer.settings import ConsumerSettings
 from txmq.client.protocol.consumer.stats import ConsumerStats
+from txmq.model.durations import Duration, seconds_of
 from txmq.model.message import ReceivedMessage
 from txmq.model.topic_partition import PartitionName
 
@@ -44,7 +45,7 @@ class ConsumerCalls(Generic[M]):
     def nack(
         self,
         message: ReceivedMessage,
-        delay: float | None = None,
+        delay: Duration | None = None,
         error: BaseException | str | None = None,
     ) -> None:
         """Nack a failed message: it is delivered again after `delay` seconds, or by the
@@ -54,28 +55,30 @@ class ConsumerCalls(Generic[M]):
         for it. Raises NotLeased where the message is settled already.
         """
         member = self._members.single or self._members.member_of(message)
-        member.nack(message, delay, error)
+        member.nack(message, seconds_of(delay, "delay"), error)
 
     def nack_batch(
         self,
         batch: ReceivedBatch,
-        delay: float | None = None,
+        delay: Duration | None = None,
         error: BaseException | str | None = None,
     ) -> None:
         """Nack all messages of the batch that are not settled yet."""
-        self._members.member_of(batch).nack_many(batch.messages(), delay, error)
+        self._members.member_of(batch).nack_many(
+            batch.messages(), seconds_of(delay, "delay"), error
+        )
 
     def nack_many(
         self,
         messages: Iterable[ReceivedMessage],
-        delay: float | None = None,
+        delay: Duration | None = None,
         error: BaseException | str | None = None,
     ) -> None:
         """Nack these messages, in this order.
 
         Messages that are settled already are skipped.
         """
-        self._members.nack_many(messages, delay, error)
+        self._members.nack_many(messages, seconds_of(delay, "delay"), error)
 
     def dead_letter(self, message: ReceivedMessage, reason: str) -> None:
         """Move the message to the dead letters at once.
@@ -84,7 +87,7 @@ class ConsumerCalls(Generic[M]):
         """
         self._members.member_of(message).nack(message, None, reason, dead=True)
 
-    def postpone(self, message: ReceivedMessage, delay: float | None = None) -> None:
+    def postpone(self, message: ReceivedMessage, delay: Duration | None = None) -> None:
         """Have the message delivered again after `delay` seconds; this delivery does
         not count as an attempt.
 
@@ -92,16 +95,16 @@ class ConsumerCalls(Generic[M]):
         messages of its key wait for it. Raises NotLeased where the message is settled
         already.
         """
-        self._members.member_of(message).postpone(message, delay)
+        self._members.member_of(message).postpone(message, seconds_of(delay, "delay"))
 
-    def extend(self, message: ReceivedMessage, seconds: float | None = None) -> None:
-        """Give the message's handler more time: `seconds` from now on, or
-        `consume_timeout_s` once more.
+    def extend(self, message: ReceivedMessage, duration: Duration | None = None) -> None:
+        """Give the message's handler more time: `duration` from now on, or
+        `consume_timeout` once more.
 
         Raises NotLeased where the message is settled already, so that its handler may
         stop.
         """
-        self._members.member_of(message).extend(message, seconds)
+        self._members.member_of(message).extend(message, seconds_of(duration, "duration"))
 
     def give_back(self, messages: Iterable[ReceivedMessage]) -> None:
         """Return messages to the group as if they had not been delivered.

@@ -19,6 +19,7 @@ from typing import NamedTuple
 from txmq.client.log import get_logger
 from txmq.client.protocol.consumer.fetched import DeliveredMessage
 from txmq.errors import LocalProtocolError
+from txmq.model.durations import Duration, seconds_of
 
 _PLAIN = (
     "give a function that returns when its work is done;"
@@ -38,17 +39,21 @@ class HandlerOptions(NamedTuple):
     batch_wait: float
     idle_exit: float | None
 
-    def check(self, workers_name: str) -> None:
-        """Raise LocalProtocolError for numbers that make no sense."""
-        if self.batch is not None and self.batch < 1:
-            raise LocalProtocolError(f"batch is {self.batch}", hint="use at least 1")
-        if self.workers < 1:
-            raise LocalProtocolError(f"{workers_name} is {self.workers}", hint="use at least 1")
-        if self.batch_wait < 0 or (self.batch_wait and self.batch is None):
-            raise LocalProtocolError(
-                f"batch_wait is {self.batch_wait}, with batch={self.batch}",
-                hint="give the seconds to wait for a full batch: batch=50, batch_wait=0.1",
-            )
+
+def handler_options(
+    workers: int, batch: int | None, batch_wait: Duration, idle_exit: Duration | None
+) -> HandlerOptions:
+    """Return the options that these arguments make. Raises LocalProtocolError."""
+    for name, number in (("workers", workers), ("batch", batch)):
+        if number is not None and number < 1:
+            raise LocalProtocolError(f"{name} is {number}", hint="use at least 1")
+    seconds = seconds_of(batch_wait, "batch_wait")
+    if seconds and batch is None:
+        raise LocalProtocolError(
+            f"batch_wait is {batch_wait}, without a batch",
+            hint="give the seconds to wait for a full batch: batch=50, batch_wait=0.1",
+        )
+    return HandlerOptions(workers, batch, seconds, seconds_of(idle_exit, "idle_exit"))
 
 
 def require_handler(handler: object, *, coroutines: bool = False) -> None:

@@ -106,8 +106,8 @@ class MemberReply(BaseModel):
 class GroupRetry(MemberReply):
     """The retry policy of a group (`RetryPolicy.to_json`)."""
 
-    delays: tuple[int, ...]
-    attempts: int | None
+    delays_us: tuple[int, ...]
+    retries: int
     jitter: float
     dead: tuple[str, ...]
     postpone: tuple[str, ...]
@@ -131,7 +131,7 @@ class IdentifyingReply(MemberReply):
     @property
     def policy(self) -> RetryPolicy:
         """The group's retry policy."""
-        return RetryPolicy(**self.retry.model_dump())
+        return RetryPolicy.of_row(**self.retry.model_dump())
 
     @property
     def identities(self) -> Identities:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from math import inf
 from os import PathLike
 from typing import Any, Literal, TypedDict, Unpack
 
 from txmq.client.protocol.typed.bodies import Topics, TypedBodies, models_of, topic_names
 from txmq.errors import LocalProtocolError
+from txmq.model.durations import Duration, micros_of, seconds_of
 from txmq.model.message import check_name, to_micros
 from txmq.model.retry import RetryPolicy
 from txmq.model.units import MIB
@@ -46,7 +46,7 @@ class ConsumerOptions(TypedDict, total=False):
     an alarm reports it. `flood_keys`: when so many keys fail alike, 20, and fewer
     succeed, the circuit breaker of the group opens. Then one message at a time is
     delivered as a probe, no failure counts, and delivery goes on once a probe succeeds;
-    0 = never. `retry`: the delays and attempts of failed messages.
+    0 = never. `retry`: the delays and the number of retries.
 
     `on_failure`: "broker" or "local", who stores failed messages and retries them: the
     broker, or this consumer, on its disk. `local_store`: the directory for that, needed
@@ -62,12 +62,12 @@ class ConsumerOptions(TypedDict, total=False):
     `static`: the named `member` keeps its partitions while it is away, for as long as
     its session. Within that time neither `close` nor a restart causes a rebalance.
     `version`: of the program; a new one may begin a replay (`txmq policy`).
-    `strategy`: how partitions are assigned. `lease_s`: how long a message stays with a
-    consumer that gives no sign of life, 60 s. `session_s`: how long a member may be
+    `strategy`: how partitions are assigned. `lease`: how long a message stays with a
+    consumer that gives no sign of life, 60 s. `session`: how long a member may be
     silent, 30 s. `prefetch_messages` and `prefetch_bytes`: limits of the local queue; a
     batch is fetched whole, with all its bytes. `span`: how many messages of a partition
     may be delivered beyond the first unsettled one; 0 = any number.
-    `consume_timeout_s`: a handler that holds one message for longer, 900 s, has failed.
+    `consume_timeout`: a handler that holds one message for longer, 900 s, has failed.
     The message is retried by the policy, and later acks and nacks of it have no effect.
     `extend` gives the handler more time. The time of a batch begins anew with every
     message of it that is settled.
@@ -91,9 +91,9 @@ class ConsumerOptions(TypedDict, total=False):
     max_parked: int | None
     flood_keys: int | None
     span: int | None
-    lease_s: float | None
-    consume_timeout_s: float | None
-    session_s: float | None
+    lease: Duration | None
+    consume_timeout: Duration | None
+    session: Duration | None
     prefetch_messages: int
     prefetch_bytes: int
 
@@ -124,9 +124,9 @@ class ConsumerSettings:
     max_parked: int | None = None
     flood_keys: int | None = None
     span: int | None = None
-    lease_s: float | None = None
-    consume_timeout_s: float | None = None
-    session_s: float | None = None
+    lease: float | None = None
+    consume_timeout: float | None = None
+    session: float | None = None
     prefetch_messages: int = 16_384
     prefetch_bytes: int = 16 * MIB
     models: Mapping[str, TypedBodies[Any]] = field(default_factory=dict)
@@ -146,9 +146,9 @@ class ConsumerSettings:
             "start": self.start,
             "on_exhausted": self.on_exhausted,
             "retry": None if self.retry is None else self.retry.to_json(),
-            "lease_ms": _milliseconds(self.lease_s),
-            "session_ms": _milliseconds(self.session_s),
-            "consume_timeout_ms": _milliseconds(self.consume_timeout_s),
+            "lease_ms": _milliseconds(self.lease),
+            "session_ms": _milliseconds(self.session),
+            "consume_timeout_ms": _milliseconds(self.consume_timeout),
             "strategy": self.strategy,
             "max_parked": self.max_parked,
             "flood_keys": self.flood_keys,
@@ -185,13 +185,13 @@ def consumer_settings(
     _check_choice("on_exhausted", options.get("on_exhausted"), (None, *POLICIES))
     _check_choice("strategy", options.get("strategy"), (None, *STRATEGIES))
     _check_choice("on_failure", options.get("on_failure", "broker"), ("broker", "local"))
-    for name in ("consume_timeout_s", "lease_s", "session_s"):
-        _check_number(name, options.get(name), "use a number of seconds above 0", above=0)
     for name in ("prefetch_messages", "prefetch_bytes", "attempts_in_place", *STORE_LIMITS):
-        _check_number(name, options.get(name), "use a whole number above 0", above=0, kind=int)
+        _check_number(name, options.get(name), "use a whole number above 0", above=0)
     for name in ("max_parked", "flood_keys", "span"):
-        _check_number(name, options.get(name), "use a whole number from 0 up", above=-1, kind=int)
+        _check_number(name, options.get(name), "use a whole number from 0 up", above=-1)
     fields: dict[str, Any] = dict(options)
+    for name in ("consume_timeout", "lease", "session"):
+        fields[name] = _positive_seconds(name, fields.get(name))
     fields["local_store"] = _local_store(options)
     fields["tags"] = _tags(fields.get("tags"))
     fields["selector"] = _selector(fields.get("selector"))
@@ -232,11 +232,16 @@ def checked_topics(topics: Topics) -> tuple[str, ...]:
     return tuple(check_name(name, "topic") for name in names)
 
 
-def _check_number(
-    name: str, value: object, rule: str, *, above: int, kind: type[float] = float
-) -> None:
+def _positive_seconds(name: str, duration: Duration | None) -> float | None:
+    seconds = seconds_of(duration, name)
+    if seconds == 0:
+        raise LocalProtocolError(f"{name} is {duration!r}", hint="give more than 0 seconds")
+    return seconds
+
+
+def _check_number(name: str, value: object, rule: str, *, above: int) -> None:
     """Check a number; None leaves it to the group or the default."""
-    fits = isinstance(value, int | kind) and not isinstance(value, bool) and above < value < inf
+    fits = isinstance(value, int) and not isinstance(value, bool) and above < value
     if not fits and value is not None:
         raise LocalProtocolError(f"{name} is {value!r}", hint=rule)
 
@@ -284,14 +289,10 @@ def _start(start: Start | datetime | timedelta | int | None) -> Start | int | No
 
 
 def span_in_microseconds(start: timedelta) -> int:
-    """Return how many microseconds ago a start is. Raises LocalProtocolError for a span
-    that is not in the past, or over a hundred years.
-    """
-    if not timedelta(0) < start < timedelta(days=36_500):
-        raise LocalProtocolError(
-            f"start is {start!r}", hint="use a span above zero: timedelta(hours=2)"
-        )
-    return start // timedelta(microseconds=1)
+    """Return how many microseconds ago a start is. Raises LocalProtocolError."""
+    if not start:
+        raise LocalProtocolError(f"start is {start!r}", hint='give a timedelta above zero, or "last"')
+    return micros_of(start, "start")
 
 
 def _milliseconds(seconds: float | None) -> int | None:

@@ -7,11 +7,11 @@ from typing import NamedTuple
 
 from txmq.client.protocol.consumer.settlement import PendingNack
 from txmq.model.retry import DEFAULT_DELAYS, FailureAction, RetryPolicy
-from txmq.model.units import MILLISECOND, SECOND
+from txmq.model.units import MILLISECOND
 from txmq.recover.local_store import State
 
 # For groups with the default policy: a retry here costs nobody a request.
-LOCAL_POLICY = RetryPolicy((5 * SECOND, *DEFAULT_DELAYS[:-1]))
+LOCAL_POLICY = RetryPolicy((5, *DEFAULT_DELAYS[:-1]))
 
 
 class FailureOutcome(NamedTuple):
@@ -35,7 +35,7 @@ def after_failure(policy: RetryPolicy, attempt: int, nack: PendingNack, now: int
     if nack.dead or (action is FailureAction.DEAD and not nack.postpone):
         return FailureOutcome(State.DEAD, attempt, 0)
     if nack.postpone or action is FailureAction.POSTPONE:
-        pause = policy.delays[0] if asked is None else asked
+        pause = policy.delays_us[0] if asked is None else asked
         return FailureOutcome(State.STORED, attempt - 1, now + pause)
     delay = policy.delay(attempt, random())  # noqa: S311  # no secret
     if delay is None:

@@ -15,16 +15,17 @@ from uuid import UUID
 
 from txmq.client.protocol.sender.rows import micros_now
 from txmq.client.protocol.sender.topics import TopicCache
-from txmq.client.protocol.settings import ClientSettings
+from txmq.client.protocol.settings import ClientSettings, require_seconds
 from txmq.client.protocol.transaction.buffer import Buffer
 from txmq.client.protocol.transaction.decision import decide_request
 from txmq.client.protocol.transaction.open_work import begin_work, end_work
-from txmq.client.protocol.transaction.options import CHECK_AFTER_S, require_seconds
+from txmq.client.protocol.transaction.options import CHECK_AFTER_S
 from txmq.client.protocol.transaction.parts import split_into_parts
 from txmq.client.protocol.transaction.tokens import new_token
 from txmq.errors import ConfigError, TransactionAborted, UnknownTopic
 from txmq.model.bundle import BundleState
 from txmq.model.decider import ByChecker
+from txmq.model.durations import Duration
 from txmq.model.message import COMMIT, ROLLBACK, Decision, Message, check_name
 from txmq.model.units import SECOND
 from txmq.wire.bundle import BundleDescription, pack_part, unpack_bundle_receipt
@@ -81,7 +82,7 @@ class HalfBundle:
         topic: str,
         message: Message,
         partition: int | None,
-        check_after: float,
+        check_after: Duration,
     ) -> Self:
         """Check the arguments and build the bundle.
 
@@ -91,10 +92,11 @@ class HalfBundle:
             raise no_service()
         buffer = Buffer(topics)
         buffer.add(topic, message, micros_now(), partition)
-        if check_after != CHECK_AFTER_S:
-            require_seconds("check_after", check_after)
         decider = ByChecker(check_name(checker, "checker"))
-        description = BundleDescription(decider, settings.service, (), int(check_after * SECOND))
+        seconds = CHECK_AFTER_S
+        if check_after != CHECK_AFTER_S:
+            seconds = require_seconds("check_after", check_after)
+        description = BundleDescription(decider, settings.service, (), int(seconds * SECOND))
         return cls(new_token(), topic, topics, buffer, description)
 
     def store_request(self) -> bytes:

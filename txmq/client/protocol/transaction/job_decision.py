@@ -8,8 +8,8 @@ from uuid import UUID
 
 from txmq.errors import RemoteProtocolError, TransactionAborted
 from txmq.model.decider import ByJob
+from txmq.model.durations import Duration, micros_of
 from txmq.model.message import COMMIT, Decision
-from txmq.model.units import SECOND
 from txmq.wire.bundle import BundleDescription
 
 
@@ -23,9 +23,11 @@ class JobOutcome(NamedTuple):
     repeated: bool
 
 
-def describe_job(token: UUID, service: str, expire_after: float) -> BundleDescription:
+def describe_job(token: UUID, service: str, expire_after: Duration) -> BundleDescription:
     """Return what a bundle of a job says of itself."""
-    return BundleDescription(ByJob(token.bytes), service, (), int(expire_after * SECOND))
+    return BundleDescription(
+        ByJob(token.bytes), service, (), micros_of(expire_after, "expire_after")
+    )
 
 
 def decide_args(token: UUID, outcome: Decision, winners: Sequence[UUID]) -> dict[str, Any]:

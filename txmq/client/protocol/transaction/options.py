@@ -5,8 +5,9 @@ from __future__ import annotations
 from enum import Enum
 from typing import Final, Literal, NamedTuple, TypedDict
 
-from txmq.client.protocol.settings import MAX_TIMEOUT_S, ClientSettings
+from txmq.client.protocol.settings import ClientSettings, require_seconds
 from txmq.errors import ConfigError, LocalProtocolError
+from txmq.model.durations import Duration
 from txmq.tx.xid import node_of
 
 STORE_TIMEOUT_S = 2.0  # row locks are held for as long, should the broker not answer
@@ -38,8 +39,8 @@ class TransactionOptions(TypedDict, total=False):
     database may then take back a transaction whose messages were published.
     """
 
-    timeout: float
-    check_after: float
+    timeout: Duration
+    check_after: Duration
     on_unavailable: Literal["fail", "outbox"]
     allow_weak_commit: bool
 
@@ -53,8 +54,8 @@ class XaOptions(TypedDict, total=False):
     name in the gids of the branches, up to 18 characters; by default the service, cut.
     """
 
-    timeout: float
-    check_after: float
+    timeout: Duration
+    check_after: Duration
     node: str
 
 
@@ -126,14 +127,3 @@ def checked_xa_options(settings: ClientSettings, options: XaOptions) -> CheckedX
         require_seconds("timeout", options.get("timeout", STORE_TIMEOUT_S)),
         require_seconds("check_after", options.get("check_after", CHECK_AFTER_S)),
     )
-
-
-def require_seconds(name: str, value: float) -> float:
-    """Return the value of an option that is a span of time. Raises ConfigError."""
-    if not 0 < value <= MAX_TIMEOUT_S:
-        raise ConfigError(
-            name,
-            f"{value!r} is not accepted",
-            hint=f"give seconds, more than 0 and up to {MAX_TIMEOUT_S:.0f}",
-        )
-    return value

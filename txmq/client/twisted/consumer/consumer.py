@@ -12,7 +12,7 @@ from twisted.internet.defer import Deferred, succeed
 from txmq.client.protocol.consumer.checked_operations import operations_type
 from txmq.client.protocol.consumer.consumer_calls import ConsumerCalls, SingleConsumer
 from txmq.client.protocol.consumer.fetched import DeliveredMessage, ReceivedBatch
-from txmq.client.protocol.consumer.handlers import HandlerOptions, require_handler
+from txmq.client.protocol.consumer.handlers import handler_options, require_handler
 from txmq.client.protocol.consumer.operations import Delivered
 from txmq.client.protocol.consumer.settings import ConsumerOptions, consumer_settings
 from txmq.client.protocol.typed.bodies import Topics
@@ -22,6 +22,7 @@ from txmq.client.twisted.consumer.members import ReactorMembers
 from txmq.client.twisted.consumer.runner import Handler, run_on_reactor
 from txmq.client.twisted.core import TwistedCore
 from txmq.client.twisted.protocols import AsyncCloseable
+from txmq.model.durations import Duration, seconds_of
 from txmq.model.message import ReceivedMessage
 
 if TYPE_CHECKING:
@@ -54,17 +55,17 @@ class TwistedConsumer(ConsumerCalls[ReactorMember], AsyncCloseable):
         while (batch := await self.receive_batch()) is not None:
             yield batch
 
-    def receive(self, timeout: float | None = None) -> Deferred[DeliveredMessage | None]:
+    def receive(self, timeout: Duration | None = None) -> Deferred[DeliveredMessage | None]:
         """Fire with the next message; with None after `timeout` seconds without one,
         and once the consumer is closed.
 
         Fails with the error that ended the consumer. To cancel the Deferred leaves the
         message to the next caller.
         """
-        return self._members.receive(self._operations.receive, timeout)
+        return self._members.receive(self._operations.receive, seconds_of(timeout, "timeout"))
 
     def receive_many(
-        self, most: int, timeout: float | None = None, *, batch_wait: float = 0.0
+        self, most: int, timeout: Duration | None = None, *, batch_wait: Duration = 0.0
     ) -> Deferred[list[DeliveredMessage]]:
         """Wait as `receive` does for a first message, and fire with it and others that
         are there, at most so many.
@@ -72,13 +73,17 @@ class TwistedConsumer(ConsumerCalls[ReactorMember], AsyncCloseable):
         `batch_wait`: seconds to wait for more. In an ordered group several messages may
         be of one key, and are to be processed in their order.
         """
-        return self._members.receive_many(most, timeout, batch_wait=batch_wait)
+        return self._members.receive_many(
+            most,
+            seconds_of(timeout, "timeout"),
+            batch_wait=seconds_of(batch_wait, "batch_wait"),
+        )
 
-    def receive_batch(self, timeout: float | None = None) -> Deferred[ReceivedBatch | None]:
+    def receive_batch(self, timeout: Duration | None = None) -> Deferred[ReceivedBatch | None]:
         """Fire with the messages of one delivery, as columns; otherwise as
         `receive`.
         """
-        return self._members.receive(self._operations.receive_batch, timeout)
+        return self._members.receive(self._operations.receive_batch, seconds_of(timeout, "timeout"))
 
     def ack(self, message: ReceivedMessage, *, wait: bool = False) -> Deferred[None]:
         """Ack a processed message. Fires at once; with `wait`, when the broker has the
@@ -112,8 +117,8 @@ class TwistedConsumer(ConsumerCalls[ReactorMember], AsyncCloseable):
         inbox: Callable[[], BlockingConnection] | None = None,
         workers: int = 1,
         batch: int | None = None,
-        batch_wait: float = 0.0,
-        idle_exit: float | None = None,
+        batch_wait: Duration = 0.0,
+        idle_exit: Duration | None = None,
     ) -> Deferred[None]:
         """Call the handler for each message, so many at a time, until the consumer is
         closed.
@@ -134,10 +139,9 @@ class TwistedConsumer(ConsumerCalls[ReactorMember], AsyncCloseable):
         cancelled and their messages delivered again. It fails with CancelledError when
         all of them have ended.
         """
-        options = HandlerOptions(workers, batch, batch_wait, idle_exit)
 
         async def run() -> None:
-            options.check("workers")
+            options = handler_options(workers, batch, batch_wait, idle_exit)
             require_handler(handler, coroutines=inbox is None)
             self._members.set_workers(workers * (batch or 1))
             if inbox is None:
