@@ -83,6 +83,7 @@ CALLS = {
         "send_one_way": "topic body partition **Fields",
         "flush": "timeout",
         "consumer": "group topics **ConsumerOptions",
+        "read": "topic partition offset wait",
         "reader": "name topics offsets start",
         "transaction": "connection checker **TransactionOptions",
         "xa": "*connections **XaOptions",
@@ -148,7 +149,6 @@ CALLS = {
     },
     (*TWISTED, *AIO): {
         "half": "topic body checker partition check_after **Fields",
-        "read": "topic partition offset wait",
     },
     (*TRANSACTIONS, *THREADED, *ON_LOOPS): {
         "send": "topic body partition **Fields",
@@ -184,7 +184,7 @@ CALLS = {
         "close": "",
     },
     (txmq.Consumer, txmq.Consumers): {
-        "run": "handler inbox threads batch batch_wait idle_exit stop",
+        "run": "handler inbox workers batch batch_wait idle_exit stop",
         "__iter__": "",
     },
     (txmq.RetryPolicy,): {

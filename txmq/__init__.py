@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from txmq.client.protocol.message_search import FoundMessage
     from txmq.client.protocol.offsets import FileOffsets, OffsetStore
     from txmq.client.protocol.plans import PlannedLetter, PlanStatus
+    from txmq.client.protocol.reader import Found
     from txmq.client.protocol.sender.batches import StoredBatch
     from txmq.client.protocol.telemetry.tracing import Telemetry
     from txmq.client.protocol.transaction.checks import Half
@@ -70,6 +71,7 @@ __all__ = [
     "EnlistedTransaction",
     "ExportedLetters",
     "FileOffsets",
+    "Found",
     "FoundMessage",
     "Half",
     "HalfMessage",
@@ -113,6 +115,7 @@ _LAZY = {
     "EnlistedTransaction": "txmq.client.blocking.transaction.enlisted",
     "ExportedLetters": "txmq.client.protocol.letter_changes",
     "FileOffsets": "txmq.client.protocol.offsets",
+    "Found": "txmq.client.protocol.reader",
     "FoundMessage": "txmq.client.protocol.message_search",
     "Half": "txmq.client.protocol.transaction.checks",
     "HalfMessage": "txmq.client.protocol.transaction.half_message",

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Unpack, overload
 
-from txmq.client.aio.client import Client, Found
+from txmq.client.aio.client import Client
 from txmq.client.aio.cluster import Cluster
 from txmq.client.aio.consumer.consumer import Consumer, Consumers
 from txmq.client.aio.core import AioCore
@@ -43,6 +43,7 @@ from txmq.client.protocol.letters import DeadLetter
 from txmq.client.protocol.lives import Trace
 from txmq.client.protocol.message_search import FoundMessage
 from txmq.client.protocol.plans import PlannedLetter, PlanStatus
+from txmq.client.protocol.reader import Found
 from txmq.client.protocol.sender.batches import StoredBatch
 from txmq.client.protocol.settings import ClientSettings, Options, refuse_spool, traced
 from txmq.client.protocol.transaction.checks import Half

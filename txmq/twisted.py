@@ -40,11 +40,12 @@ from txmq.client.protocol.letters import DeadLetter
 from txmq.client.protocol.lives import Trace
 from txmq.client.protocol.message_search import FoundMessage
 from txmq.client.protocol.plans import PlannedLetter, PlanStatus
+from txmq.client.protocol.reader import Found
 from txmq.client.protocol.sender.batches import StoredBatch
 from txmq.client.protocol.settings import ClientSettings, Options, refuse_spool, traced
 from txmq.client.protocol.transaction.checks import Half
 from txmq.client.protocol.transaction.half_message import HalfMessage
-from txmq.client.twisted.client import Client, Found
+from txmq.client.twisted.client import Client
 from txmq.client.twisted.cluster import Cluster
 from txmq.client.twisted.consumer.consumer import Consumer, Consumers
 from txmq.client.twisted.core import TwistedCore

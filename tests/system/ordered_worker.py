@@ -54,7 +54,7 @@ def run_worker(
             GROUP, topics=[config.topic], mode="ordered", retry=retry, prefetch_messages=256
         ) as consumer,
     ):
-        consumer.run(handle, threads=THREADS, stop=stop)
+        consumer.run(handle, workers=THREADS, stop=stop)
 
 
 def effects_file(directory: Path) -> Path:

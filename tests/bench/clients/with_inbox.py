@@ -85,13 +85,13 @@ def measure(
                 consumer.run(
                     handle,
                     inbox=lambda: psycopg2.connect(dsn),
-                    threads=handlers,
+                    workers=handlers,
                     batch=batch or None,
                     idle_exit=IDLE_S,
                 )
             else:
                 consumer.run(
-                    without(dsn, handle), threads=handlers, batch=batch or None, idle_exit=IDLE_S
+                    without(dsn, handle), workers=handlers, batch=batch or None, idle_exit=IDLE_S
                 )
             assert consumer.stats.acked == messages, consumer.stats
     run(dsn, DROP)

@@ -76,7 +76,7 @@ def test_an_interrupt_of_a_handler_ends_the_run_and_its_message_comes_again(
             raise KeyError("k") if message.attempt == 1 else interrupt
 
     with consumer_of(client, group, topic, tmp_path) as consumer, pytest.raises(interrupt):
-        consumer.run(handle, threads=2, idle_exit=PATIENCE_S)
+        consumer.run(handle, workers=2, idle_exit=PATIENCE_S)
     with consumer_of(client, group, topic, tmp_path) as consumer:
         drain(client, consumer, handle, lambda: not consumer.stats.stored)
     assert attempts == [1, 2, 3]

@@ -54,7 +54,7 @@ for point, topic, directory in runs:
                 topic, [topic], mode=mode, on_failure="local", local_store=directory,
                 retry=retry, session=1, lease=1,
             )
-            consumer.run(handle, inbox=lambda: psycopg2.connect(dsn), threads=2)
+            consumer.run(handle, inbox=lambda: psycopg2.connect(dsn), workers=2)
         os._exit(0)
     children.append((point, pid))
 for point, pid in children:

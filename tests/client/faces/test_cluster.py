@@ -97,6 +97,14 @@ async def test_messages_of_all_brokers_come_out_of_one_consumer(
     assert homes == {(key, partition_of(key, 4)) for key in KEYS}
 
 
+async def test_a_partition_is_read_at_its_broker(face: Face, brokers: list[RealBroker]) -> None:
+    cluster, topic = await opened(face, brokers)
+    await cluster.send(topic, b"of the second", partition=3)
+    found = await cluster.read(topic, 3, 0)
+    assert [(one.body, one.partition) for one in found.messages] == [(b"of the second", 1)]
+    assert (await cluster.read(topic, 0, 0)).messages == []
+
+
 async def test_a_broker_that_is_away_stops_only_its_partitions(
     face: Face, brokers: list[RealBroker]
 ) -> None:

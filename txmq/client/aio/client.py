@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from asyncio import Future
 from collections.abc import Awaitable, Coroutine, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Unpack, overload
+from typing import TYPE_CHECKING, Any, NoReturn, Unpack, overload
 from uuid import UUID
 from weakref import WeakSet
 
@@ -28,7 +28,7 @@ from txmq.client.protocol.awaited.messages import AwaitedMessageCalls
 from txmq.client.protocol.awaited.xa_resource import no_owner
 from txmq.client.protocol.consumer.settings import ConsumerOptions
 from txmq.client.protocol.offsets import OffsetStore
-from txmq.client.protocol.reader import READ_BYTES, ReaderStart, decode_messages
+from txmq.client.protocol.reader import Found, ReaderStart, found_in, read_payload
 from txmq.client.protocol.sender.batches import StoredBatch
 from txmq.client.protocol.sender.multi_send import SenderStats
 from txmq.client.protocol.sender.rows import Fields, checked_messages, column_rows, micros_now
@@ -44,10 +44,9 @@ from txmq.client.protocol.transaction.options import (
 from txmq.client.protocol.typed.bodies import Topics
 from txmq.errors import RequestTimeout, TxmqError
 from txmq.model.durations import Duration, seconds_of
-from txmq.model.message import Decision, Message, Receipt, ReceivedMessage
+from txmq.model.message import Decision, Message, Receipt
 from txmq.tx.xid import Xid
-from txmq.wire.chunks import unpack_chunks
-from txmq.wire.data_requests import Opcode, Read, pack_read
+from txmq.wire.data_requests import Opcode
 
 if TYPE_CHECKING:  # for programs that have a database
     from txmq.client.aio.transaction.enlisted import EnlistedTransaction
@@ -55,13 +54,6 @@ if TYPE_CHECKING:  # for programs that have a database
     from txmq.client.aio.transaction.xa import XaTransaction
 
 log = get_logger()
-
-
-class Found(NamedTuple):
-    """The messages of a read, and the offset of the next one to read."""
-
-    messages: list[ReceivedMessage]
-    next_offset: int
 
 
 class Client(TypedTopicCalls, AwaitedMessageCalls, AioCloseable):
@@ -250,13 +242,10 @@ class Client(TypedTopicCalls, AwaitedMessageCalls, AioCloseable):
         Waits up to `wait` seconds for the first message.
         """
         seconds = seconds_of(wait, "wait")
-        wanted = Read(partition, offset, round(seconds * 1_000), READ_BYTES, topic)
-        payload = await self._core.request(
-            Opcode.READ, pack_read(wanted), longer=seconds, repeat=True
+        wanted = read_payload(topic, partition, offset, seconds)
+        return found_in(
+            await self._core.request(Opcode.READ, wanted, longer=seconds, repeat=True), offset
         )
-        found = unpack_chunks(payload)
-        messages = [message for chunk in found.chunks for message in decode_messages(chunk, offset)]
-        return Found(messages, found.next_offset)
 
     async def consumer(
         self, group: str, topics: Topics, **options: Unpack[ConsumerOptions]

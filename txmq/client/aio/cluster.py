@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, NoReturn, Unpack, overload
 from weakref import WeakSet
 
-from txmq.client.aio.client import Client, Found
+from txmq.client.aio.client import Client
 from txmq.client.aio.closing import AioCloseable
 from txmq.client.aio.consumer.consumer import Consumers, join_group
 from txmq.client.aio.consumer.members import LoopMembers
@@ -23,7 +23,7 @@ from txmq.client.log import get_logger
 from txmq.client.protocol.awaited.cluster import AwaitedCluster
 from txmq.client.protocol.consumer.settings import ConsumerOptions
 from txmq.client.protocol.offsets import OffsetStore
-from txmq.client.protocol.reader import ReaderStart
+from txmq.client.protocol.reader import Found, ReaderStart
 from txmq.client.protocol.sender.batches import StoredBatch
 from txmq.client.protocol.sender.routing import of_one_broker
 from txmq.client.protocol.sender.rows import Fields, check_columns, checked_messages

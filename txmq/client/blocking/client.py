@@ -26,7 +26,7 @@ from txmq.client.protocol.awaited.xa_resource import no_owner
 from txmq.client.protocol.consumer.settings import ConsumerOptions
 from txmq.client.protocol.conversation import client_closed
 from txmq.client.protocol.offsets import OffsetStore
-from txmq.client.protocol.reader import ReaderStart
+from txmq.client.protocol.reader import Found, ReaderStart, found_in, read_payload
 from txmq.client.protocol.sender.multi_send import SenderStats
 from txmq.client.protocol.sender.rows import Fields
 from txmq.client.protocol.settings import CLOSE_S, no_spool
@@ -203,6 +203,18 @@ class Client(BlockingProducer, BlockingMessageCalls, TypedTopicCalls):
         consumer = consume(self._core, group, topics, **options)
         self._consumers.add(consumer)
         return consumer
+
+    def read(self, topic: str, partition: int, offset: int, *, wait: Duration = 0.0) -> Found:
+        """Read published messages from an offset on, without a consumer group.
+
+        Waits up to `wait` seconds for the first message.
+        """
+        seconds = seconds_of(wait, "wait")
+        wanted = read_payload(topic, partition, offset, seconds)
+        patience = self._core.settings.timeout + seconds
+        return found_in(
+            self._core.request(Opcode.READ, wanted, timeout=patience, repeat=True), offset
+        )
 
     def reader(
         self,

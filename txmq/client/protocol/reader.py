@@ -340,6 +340,25 @@ def _read(
     return ReaderRequest(Opcode.READ, pack_read(request))
 
 
+class Found(NamedTuple):
+    """The messages of a read, and the offset of the next one to read."""
+
+    messages: list[ReceivedMessage]
+    next_offset: int
+
+
+def read_payload(topic: str, partition: int, offset: int, wait_s: float) -> bytes:
+    """Return the request to read from an offset on."""
+    return pack_read(Read(partition, offset, round(wait_s * 1_000), READ_BYTES, topic))
+
+
+def found_in(payload: bytes, offset: int) -> Found:
+    """Return what the reply to a read from that offset on has."""
+    found = unpack_chunks(payload)
+    messages = [message for chunk in found.chunks for message in decode_messages(chunk, offset)]
+    return Found(messages, found.next_offset)
+
+
 def positions_of_one_broker(call: str) -> LocalProtocolError:
     """Return the error for a call that names partitions to a reader of several
     brokers.

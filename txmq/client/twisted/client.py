@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Coroutine, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack, overload
 from weakref import WeakSet
 
 from twisted.internet.defer import Deferred, DeferredList
@@ -16,7 +16,7 @@ from txmq.client.log import get_logger
 from txmq.client.protocol.awaited.columns import send_columns
 from txmq.client.protocol.consumer.settings import ConsumerOptions
 from txmq.client.protocol.offsets import OffsetStore
-from txmq.client.protocol.reader import READ_BYTES, ReaderStart, decode_messages
+from txmq.client.protocol.reader import Found, ReaderStart, found_in, read_payload
 from txmq.client.protocol.sender.batches import StoredBatch
 from txmq.client.protocol.sender.rows import Fields, checked_messages, column_rows, micros_now
 from txmq.client.protocol.settings import no_spool
@@ -44,9 +44,8 @@ from txmq.client.twisted.transaction import Transaction
 from txmq.client.twisted.typed import TypedTopicCalls
 from txmq.errors import RequestTimeout, TxmqError
 from txmq.model.durations import Duration, seconds_of
-from txmq.model.message import Message, Receipt, ReceivedMessage
-from txmq.wire.chunks import unpack_chunks
-from txmq.wire.data_requests import Opcode, Read, pack_read
+from txmq.model.message import Message, Receipt
+from txmq.wire.data_requests import Opcode
 
 if TYPE_CHECKING:  # psycopg2 is for programs that have a database
     from uuid import UUID
@@ -56,13 +55,6 @@ if TYPE_CHECKING:  # psycopg2 is for programs that have a database
 
 T = TypeVar("T")
 log = get_logger()
-
-
-class Found(NamedTuple):
-    """The messages of a read, and the offset of the next one to read."""
-
-    messages: list[ReceivedMessage]
-    next_offset: int
 
 
 class Client(TypedTopicCalls, TwistedMessageCalls, TwistedHalfCalls, AsyncCloseable):
@@ -181,8 +173,15 @@ class Client(TypedTopicCalls, TwistedMessageCalls, TwistedHalfCalls, AsyncClosea
 
         Waits up to `wait` seconds for the first message.
         """
-        wait_ms = round(seconds_of(wait, "wait") * 1_000)
-        return _start(self._read(Read(partition, offset, wait_ms, READ_BYTES, topic)))
+        seconds = seconds_of(wait, "wait")
+
+        async def read() -> Found:
+            wanted = read_payload(topic, partition, offset, seconds)
+            return found_in(
+                await self._core.request(Opcode.READ, wanted, longer=seconds, repeat=True), offset
+            )
+
+        return _start(read())
 
     def consumer(
         self, group: str, topics: Topics, **options: Unpack[ConsumerOptions]
@@ -293,16 +292,6 @@ class Client(TypedTopicCalls, TwistedMessageCalls, TwistedHalfCalls, AsyncClosea
             raise
         answers: list[tuple[bool, Any]] = await DeferredList(receipts, consumeErrors=True)
         return receipts_of(answers)
-
-    async def _read(self, wanted: Read) -> Found:
-        longer = wanted.max_wait_ms / 1_000
-        found = unpack_chunks(
-            await self._core.request(Opcode.READ, pack_read(wanted), longer=longer, repeat=True)
-        )
-        messages = [
-            message for chunk in found.chunks for message in decode_messages(chunk, wanted.offset)
-        ]
-        return Found(messages, found.next_offset)
 
     async def _close(self) -> None:
         for closeable in (*self._consumers, *self._readers):

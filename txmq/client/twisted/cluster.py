@@ -14,7 +14,7 @@ from txmq.client.blocking.transaction.transaction import Transaction as Blocking
 from txmq.client.protocol.awaited.cluster import AwaitedCluster
 from txmq.client.protocol.consumer.settings import ConsumerOptions
 from txmq.client.protocol.offsets import OffsetStore
-from txmq.client.protocol.reader import ReaderStart
+from txmq.client.protocol.reader import Found, ReaderStart
 from txmq.client.protocol.sender.batches import StoredBatch
 from txmq.client.protocol.sender.rows import Fields, check_columns, checked_messages
 from txmq.client.protocol.settings import ClientSettings
@@ -27,7 +27,7 @@ from txmq.client.protocol.transaction.options import (
     XaOptions,
 )
 from txmq.client.protocol.typed.bodies import Topics
-from txmq.client.twisted.client import Client, Found, log_dropped
+from txmq.client.twisted.client import Client, log_dropped
 from txmq.client.twisted.consumer.consumer import Consumers, join_group
 from txmq.client.twisted.core import TwistedCore
 from txmq.client.twisted.protocols import AsyncCloseable, Reactor

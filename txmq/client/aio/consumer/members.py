@@ -39,6 +39,7 @@ class LoopMembers(MemberSet[LoopMember]):
         self._idle_waiters: list[Future[None]] = []  # that wait for the last handler
         self._receivers: deque[Future[None]] = deque()
         self._closing: asyncio.Task[None] | None = None
+        self._paced: asyncio.TimerHandle | None = None
         super().__init__([LoopMember(core, settings, self._wake) for core in cores])
 
     async def join(self, seconds: float) -> None:
@@ -92,6 +93,7 @@ class LoopMembers(MemberSet[LoopMember]):
                 return received
             waiter: Future[None] = self.loop.create_future()
             self._receivers.append(waiter)
+            self._wake_in_pace()
             try:
                 await waiter
             except asyncio.CancelledError:
@@ -118,6 +120,16 @@ class LoopMembers(MemberSet[LoopMember]):
             if not waiter.done():
                 waiter.set_result(None)
                 return
+
+    def _wake_in_pace(self) -> None:
+        """Have a receiver look for messages once the pace allows for one."""
+        pause = 0.0 if self.pace is None else self.pace.pause(self.loop.time())
+        if pause and self._paced is None:
+            self._paced = self.loop.call_later(pause, self._pause_over)
+
+    def _pause_over(self) -> None:
+        self._paced = None
+        self._wake()
 
     async def receive_many(
         self, most: int, seconds: float | None, *, batch_wait: float = 0.0
@@ -178,6 +190,8 @@ class LoopMembers(MemberSet[LoopMember]):
         await finish(self._closing)
 
     async def _close(self) -> None:
+        if self._paced is not None:
+            self._paced.cancel()
         for member in self.members:
             member.stop_delivery()
         for waiter in self._receivers:

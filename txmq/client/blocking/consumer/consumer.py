@@ -147,14 +147,14 @@ class BlockingConsumer(ConsumerCalls[ThreadedMember]):
         handler: Callable[..., object],
         *,
         inbox: Callable[[], BlockingConnection] | None = None,
-        threads: int = 1,
+        workers: int = 1,
         batch: int | None = None,
         batch_wait: Duration = 0.0,
         idle_exit: Duration | None = None,
         stop: Event | None = None,
     ) -> None:
-        """Call the handler for each message, in so many threads, until `stop` is set or
-        the consumer is closed.
+        """Call the handler for each message, until `stop` is set or the consumer is
+        closed. `workers`: in so many threads.
 
         `handler(message)`: a message is acked when the handler returns. When it raises,
         the message is nacked, and retried by the group's policy. So it is where the
@@ -173,9 +173,9 @@ class BlockingConsumer(ConsumerCalls[ThreadedMember]):
         more with the rest. `idle_exit`: seconds without a message after which to
         return.
         """
-        options = handler_options(threads, batch, batch_wait, idle_exit)
+        options = handler_options(workers, batch, batch_wait, idle_exit)
         require_handler(handler)
-        self._members.set_workers(threads * (batch or 1))
+        self._members.set_workers(workers * (batch or 1))
         if inbox is None:
             run_plain(self._members, handler, options, stop or Event())
             return

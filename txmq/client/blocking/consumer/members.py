@@ -67,8 +67,14 @@ class ThreadedMembers(MemberSet[ThreadedMember]):
                     received = single.receive(operation, time.monotonic())
                 if received:
                     return received
-                left = None if deadline is None else deadline - time.monotonic()
-                if (left is not None and left <= 0) or not self.changed.wait(left):
+                now = time.monotonic()
+                left = None if deadline is None else deadline - now
+                pause = 0.0 if self.pace is None else self.pace.pause(now)
+                if left is not None and left <= 0:
+                    return None
+                if pause and (left is None or pause < left):
+                    self.changed.wait(pause)
+                elif not self.changed.wait(left):
                     return None
         return None
 

@@ -15,6 +15,8 @@ from txmq.client.protocol.consumer.fetched import ReceivedBatch, owner_of
 from txmq.client.protocol.consumer.in_place import InPlaceAttempts
 from txmq.client.protocol.consumer.member import Member, MemberPhase
 from txmq.client.protocol.consumer.membership import Membership
+from txmq.client.protocol.consumer.operations import Operations
+from txmq.client.protocol.consumer.pace import Pace
 from txmq.client.protocol.consumer.settings import ConsumerSettings
 from txmq.client.protocol.consumer.stats import ConsumerStats
 from txmq.errors import BrokerUnavailable, LocalProtocolError, TxmqError
@@ -49,6 +51,8 @@ class DrivenMember(Protocol):
     def paused(self) -> frozenset[str]: ...
     @property
     def membership(self) -> Membership | None: ...
+    @property
+    def operations(self) -> Operations: ...
 
     def set_workers(self, workers: int) -> None: ...
     def ack_many(self, messages: Iterable[ReceivedMessage]) -> None: ...
@@ -136,6 +140,10 @@ class MemberSet(Generic[M]):
         self.members = tuple(members)
         self.single = self.members[0] if len(self.members) == 1 else None
         self._turn = 0
+        rate = self.settings.messages_per_s
+        self.pace = None if rate is None else Pace(rate)
+        for member in self.members:
+            member.operations.pace = self.pace
 
     @property
     def closed(self) -> bool:

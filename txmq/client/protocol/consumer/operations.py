@@ -14,6 +14,7 @@ from txmq.client.protocol.consumer.fetched import (
     ReceivedBatch,
 )
 from txmq.client.protocol.consumer.member import Member
+from txmq.client.protocol.consumer.pace import Pace
 from txmq.client.protocol.consumer.settlement import PendingNack, place_name
 from txmq.client.protocol.consumer.stored_delivery import stored_delivery
 from txmq.errors import LocalProtocolError, NotLeased
@@ -39,15 +40,27 @@ class Operations:
     # Messages were dead-lettered at receipt: the broker is to be told.
     has_refused = False
     on_refused: Callable[[DeliveredMessage, BaseException], object] | None = None
+    pace: Pace | None = None  # of all members of the consumer
 
     def __init__(self, member: Member) -> None:
         self._member = member
 
     def receive_many(self, most: int, now: float) -> list[DeliveredMessage]:
         """Return at most so many messages."""
+        pace = self.pace
+        if pace is None:
+            return self._receive_many(most, now)
+        messages = self._receive_many(pace.room(most, now), now)
+        if messages:
+            pace.took(len(messages), now)
+        return messages
+
+    def _receive_many(self, most: int, now: float) -> list[DeliveredMessage]:
         member = self._member
         if member.failure is not None:
             raise member.failure
+        if not most:
+            return []
         recovery = member.recovery
         if recovery is not None and recovery.ready and (stored := recovery.receive(most, now)):
             return stored
@@ -59,6 +72,8 @@ class Operations:
 
     def receive(self, now: float) -> DeliveredMessage | None:
         """Return the next message."""
+        if self.pace is not None:
+            return next(iter(self.receive_many(1, now)), None)
         member = self._member
         if member.failure is not None:
             raise member.failure
@@ -73,7 +88,7 @@ class Operations:
 
     def receive_batch(self, now: float) -> ReceivedBatch | None:
         """Return the messages of one delivery."""
-        member = self._member
+        member, pace = self._member, self.pace
         if member.failure is not None:
             raise member.failure
         if member.recovery is not None:
@@ -81,8 +96,13 @@ class Operations:
                 "a consumer with a local store receives messages, no batches of columns",
                 hint="use receive_many(), or run(…, batch=50)",
             )
+        if pace is not None and not pace.room(1, now):
+            return None
         batch = member.queue.pop_batch(now=now)
-        member.stats.delivered += 0 if batch is None else len(batch)
+        if batch is not None:
+            member.stats.delivered += len(batch)
+            if pace is not None:
+                pace.took(len(batch), now)
         return batch
 
     def ack(self, message: ReceivedMessage, now: float) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from math import inf
 from os import PathLike
 from typing import Any, Literal, TypedDict, Unpack
 
@@ -65,7 +66,9 @@ class ConsumerOptions(TypedDict, total=False):
     `strategy`: how partitions are assigned. `lease`: how long a message stays with a
     consumer that gives no sign of life, 60 s. `session`: how long a member may be
     silent, 30 s. `prefetch_messages` and `prefetch_bytes`: limits of the local queue; a
-    batch is fetched whole, with all its bytes. `span`: how many messages of a partition
+    batch is fetched whole, with all its bytes. `messages_per_s`: the consumer hands out
+    no more than so many messages a second; for a whole group there is `txmq group alter
+    --limit`. `span`: how many messages of a partition
     may be delivered beyond the first unsettled one; 0 = any number.
     `consume_timeout`: a handler that holds one message for longer, 900 s, has failed.
     The message is retried by the policy, and later acks and nacks of it have no effect.
@@ -96,6 +99,7 @@ class ConsumerOptions(TypedDict, total=False):
     session: Duration | None
     prefetch_messages: int
     prefetch_bytes: int
+    messages_per_s: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +133,7 @@ class ConsumerSettings:
     session: float | None = None
     prefetch_messages: int = 16_384
     prefetch_bytes: int = 16 * MIB
+    messages_per_s: float | None = None
     models: Mapping[str, TypedBodies[Any]] = field(default_factory=dict)
 
     @property
@@ -187,6 +192,7 @@ def consumer_settings(
     _check_choice("on_failure", options.get("on_failure", "broker"), ("broker", "local"))
     for name in ("prefetch_messages", "prefetch_bytes", "attempts_in_place", *STORE_LIMITS):
         _check_number(name, options.get(name), "use a whole number above 0", above=0)
+    _check_rate(options.get("messages_per_s"))
     for name in ("max_parked", "flood_keys", "span"):
         _check_number(name, options.get(name), "use a whole number from 0 up", above=-1)
     fields: dict[str, Any] = dict(options)
@@ -246,6 +252,14 @@ def _check_number(name: str, value: object, rule: str, *, above: int) -> None:
         raise LocalProtocolError(f"{name} is {value!r}", hint=rule)
 
 
+def _check_rate(rate: object) -> None:
+    fits = isinstance(rate, int | float) and not isinstance(rate, bool) and 0 < rate < inf
+    if rate is not None and not fits:
+        raise LocalProtocolError(
+            f"messages_per_s is {rate!r}", hint="give a number above 0, such as 100 or 0.5"
+        )
+
+
 def _check_choice(name: str, value: object, choices: Sequence[object]) -> None:
     if value not in choices:
         raise LocalProtocolError(
@@ -291,7 +305,9 @@ def _start(start: Start | datetime | timedelta | int | None) -> Start | int | No
 def span_in_microseconds(start: timedelta) -> int:
     """Return how many microseconds ago a start is. Raises LocalProtocolError."""
     if not start:
-        raise LocalProtocolError(f"start is {start!r}", hint='give a timedelta above zero, or "last"')
+        raise LocalProtocolError(
+            f"start is {start!r}", hint='give a timedelta above zero, or "last"'
+        )
     return micros_of(start, "start")
 
 

@@ -19,6 +19,7 @@ from txmq.client.protocol.settings import CLOSE_S
 from txmq.client.twisted.connection import none_on_timeout, with_timeout
 from txmq.client.twisted.consumer.group_member import ReactorMember
 from txmq.client.twisted.core import TwistedCore
+from txmq.client.twisted.protocols import DelayedCall
 from txmq.errors import BrokerUnavailable, TxmqError
 
 T = TypeVar("T")
@@ -37,6 +38,7 @@ class ReactorMembers(MemberSet[ReactorMember]):
         self.handlers = 0
         self._idle_waiters: list[Deferred[None]] = []  # that wait for the last handler
         self._receivers: deque[tuple[Operation[Any], Deferred[Any]]] = deque()
+        self._paced: DelayedCall | None = None
         super().__init__([ReactorMember(core, settings, self._deliver) for core in cores])
 
     async def join(self, seconds: float) -> None:
@@ -91,9 +93,21 @@ class ReactorMembers(MemberSet[ReactorMember]):
                 receiver.errback(error)
                 continue
             if not received and not self.closed:
+                self._step_in_pace()
                 return
             self._receivers.popleft()
             receiver.callback(received or None)
+
+    def _step_in_pace(self) -> None:
+        """Look for messages once the pace allows for one."""
+        pause = 0.0 if self.pace is None else self.pace.pause(self.reactor.seconds())
+        if pause and self._paced is None:
+            self._paced = self.reactor.callLater(pause, self._pause_over)
+
+    def _pause_over(self) -> None:
+        self._paced = None
+        for member in self.in_turn():
+            member.step()
 
     def receive_many(
         self, most: int, timeout: float | None, *, batch_wait: float = 0.0
@@ -138,6 +152,9 @@ class ReactorMembers(MemberSet[ReactorMember]):
             await waiter.addTimeout(seconds, self.reactor, none_on_timeout)
 
     async def close(self) -> None:
+        if self._paced is not None:
+            self._paced.cancel()
+            self._paced = None
         for member in self.members:
             member.stop_delivery()
         await self._wait_idle(CLOSE_S)

@@ -37,7 +37,7 @@ class Command(BaseCommand):  # type: ignore[misc]  # Django has no types
         )
         parser.add_argument("--mode", choices=get_args(Mode), default="concurrent")
         parser.add_argument("--database", default=txmq.django.DEFAULT, help="alias of DATABASES")
-        parser.add_argument("--threads", type=int, default=1)
+        parser.add_argument("--workers", type=int, default=1, help="threads")
         parser.add_argument(
             "--idle-exit", type=float, metavar="SECONDS", help="end after so long without a message"
         )
@@ -51,7 +51,7 @@ class Command(BaseCommand):  # type: ignore[misc]  # Django has no types
         with set_by_signals(stop), consumer:
             consumer.run(
                 in_transaction(import_string(options["handler"]), options["database"]),
-                threads=options["threads"],
+                workers=options["workers"],
                 idle_exit=options["idle_exit"],
                 stop=stop,
             )
