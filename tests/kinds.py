@@ -64,6 +64,7 @@ DEEP: Final = {
         "tests/test_browser.py",
     ),
     "packages, benchmarks and other tools": (
+        "tests/checkers",
         "tests/test_bench_harness.py",
         "tests/test_bench_letters.py",
         "tests/test_bench_yardsticks.py",

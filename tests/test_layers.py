@@ -159,7 +159,7 @@ def judge(module: str, found: Import) -> str:
 @cache
 def layer(module: str) -> int:
     if module == "txmq":
-        return NAMES.index("reactor and clients")  # the names that users import
+        return NAMES.index("frameworks")  # the names that users import
     return max(layers_named(module), default=(0, 0))[1]
 
 
@@ -253,7 +253,7 @@ PLANTED = [
         "from txmq.store.log.log import Log",
         "imports txmq.store.log.log of 'disk and database' into 'formats'",
     ),
-    ("txmq.wire.frames", "import txmq", "imports txmq of 'reactor and clients' into 'formats'"),
+    ("txmq.wire.frames", "import txmq", "imports txmq of 'frameworks' into 'formats'"),
     (
         "txmq.core.decide",
         "def f():\n from ..broker.engine.engine import Engine",

@@ -23,6 +23,13 @@ from txmq.model.retry import RetryPolicy
 from txmq.version import __version__
 
 if TYPE_CHECKING:
+    from txmq import aio as aio
+    from txmq import asyncpg as asyncpg
+    from txmq import django as django
+    from txmq import postgres as postgres
+    from txmq import psycopg as psycopg
+    from txmq import sqlalchemy as sqlalchemy
+    from txmq import twisted as twisted
     from txmq.client.blocking.client import Client
     from txmq.client.blocking.cluster import Cluster
     from txmq.client.blocking.connect import connect
@@ -37,7 +44,7 @@ if TYPE_CHECKING:
     from txmq.client.blocking.transaction.xa_resource import XaResource
     from txmq.client.blocking.typed import TypedTopic
     from txmq.client.protocol.audit import AuditEntry
-    from txmq.client.protocol.consumer.fetched import ReceivedBatch
+    from txmq.client.protocol.consumer.fetched import DeliveredMessage, ReceivedBatch
     from txmq.client.protocol.letter_changes import (
         ChangedLetters,
         ExportedLetters,
@@ -68,6 +75,7 @@ __all__ = [
     "Consumers",
     "DeadLetter",
     "Decision",
+    "DeliveredMessage",
     "EnlistedTransaction",
     "ExportedLetters",
     "FileOffsets",
@@ -112,6 +120,7 @@ _LAZY = {
     "Consumer": "txmq.client.blocking.consumer.consumer",
     "Consumers": "txmq.client.blocking.consumer.consumer",
     "DeadLetter": "txmq.client.protocol.letters",
+    "DeliveredMessage": "txmq.client.protocol.consumer.fetched",
     "EnlistedTransaction": "txmq.client.blocking.transaction.enlisted",
     "ExportedLetters": "txmq.client.protocol.letter_changes",
     "FileOffsets": "txmq.client.protocol.offsets",
@@ -145,11 +154,13 @@ _LAZY = {
 _PARTS = frozenset(("aio", "asyncpg", "django", "postgres", "psycopg", "sqlalchemy", "twisted"))
 
 
-def __getattr__(name: str) -> object:
-    """Import a name of the client, or a part as `txmq.twisted`, at its first use."""
-    if name in _LAZY:
-        value = globals()[name] = getattr(import_module(_LAZY[name]), name)
-        return value
-    if name in _PARTS:
-        return import_module(f"txmq.{name}")
-    raise AttributeError(f"module 'txmq' has no attribute {name!r}")
+if not TYPE_CHECKING:  # a checker would take any name
+
+    def __getattr__(name: str) -> object:
+        """Import a name of the client, or a part as `txmq.aio`, at its first use."""
+        if name in _LAZY:
+            value = globals()[name] = getattr(import_module(_LAZY[name]), name)
+            return value
+        if name in _PARTS:
+            return import_module(f"txmq.{name}")
+        raise AttributeError(f"module 'txmq' has no attribute {name!r}")

@@ -59,6 +59,7 @@ __all__ = [
     "Consumer",
     "Consumers",
     "DeadLetter",
+    "DeliveredMessage",
     "EnlistedTransaction",
     "ExportedLetters",
     "Found",

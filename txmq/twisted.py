@@ -68,6 +68,7 @@ __all__ = [
     "Consumer",
     "Consumers",
     "DeadLetter",
+    "DeliveredMessage",
     "ExportedLetters",
     "Found",
     "FoundMessage",

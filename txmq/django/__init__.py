@@ -53,7 +53,7 @@ def _client() -> Client | Cluster:
     # Django is set up by then, and programs that only send need not load the client.
     from django.conf import settings  # noqa: PLC0415
 
-    import txmq  # noqa: PLC0415
+    from txmq.client.blocking.connect import connect  # noqa: PLC0415
 
     given: dict[str, Any] = getattr(settings, "TXMQ", {})
     unknown = given.keys() - {"URL", "SERVICE", "OPTIONS"}
@@ -62,7 +62,7 @@ def _client() -> Client | Cluster:
         raise ConfigError(
             "TXMQ", what, hint='TXMQ = {"URL": "txmq://host:port", "SERVICE": …, "OPTIONS": {…}}'
         )
-    made: Client | Cluster = txmq.connect(
+    made: Client | Cluster = connect(
         given["URL"], service=given.get("SERVICE"), **given.get("OPTIONS", {})
     )
     return made

@@ -188,7 +188,7 @@ def test_threads_that_come_first_at_once_share_a_client(
         came.append("")
         return txmq.django.client()
 
-    monkeypatch.setattr(txmq, "connect", slowly)
+    monkeypatch.setattr("txmq.client.blocking.connect.connect", slowly)
     with ThreadPoolExecutor(4) as executor:
         found = [executor.submit(use) for _ in range(4)]
         wait_until(lambda: len(came) == len(found))

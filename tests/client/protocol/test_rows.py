@@ -140,4 +140,4 @@ assert not others & sys.modules.keys()
 
 def test_an_unknown_name_of_txmq_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="no_such_name"):
-        txmq.no_such_name  # noqa: B018  # an access is the test
+        txmq.no_such_name  # type: ignore[attr-defined]  # noqa: B018  # the test

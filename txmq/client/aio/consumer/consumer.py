@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Mapping, Sequence
-from typing import Any, TypeVar, Unpack
+from typing import Any, TypeVar, Unpack, overload
 
 from txmq.client.aio.closing import AioCloseable
 from txmq.client.aio.consumer.group_member import LoopMember
@@ -12,12 +12,14 @@ from txmq.client.aio.consumer.runner import Handler, PlainWorker, run_workers
 from txmq.client.aio.core import AioCore
 from txmq.client.protocol.consumer.consumer_calls import ConsumerCalls, SingleConsumer
 from txmq.client.protocol.consumer.fetched import DeliveredMessage, ReceivedBatch
-from txmq.client.protocol.consumer.handlers import handler_options, require_handler
+from txmq.client.protocol.consumer.handlers import D, handler_options, require_handler
 from txmq.client.protocol.consumer.operations import Delivered
 from txmq.client.protocol.consumer.settings import ConsumerOptions, consumer_settings
 from txmq.client.protocol.typed.bodies import Topics
 from txmq.model.durations import Duration, seconds_of
 from txmq.model.message import ReceivedMessage
+
+A = TypeVar("A")  # an asyncio connection, whose packages have no base in common
 
 
 class Done:
@@ -115,6 +117,54 @@ class AioConsumer(ConsumerCalls[LoopMember], AioCloseable):
     ) -> Awaitable[None]:
         member.acks_added(wait=wait)
         return member.when_confirmed(number, delivered) if wait else DONE
+
+    @overload
+    async def run(
+        self,
+        handler: Callable[[DeliveredMessage], object],
+        *,
+        inbox: None = None,
+        workers: int = 1,
+        batch: None = None,
+        batch_wait: Duration = 0.0,
+        idle_exit: Duration | None = None,
+    ) -> None: ...
+
+    @overload
+    async def run(
+        self,
+        handler: Callable[[list[D]], object],
+        *,
+        inbox: None = None,
+        workers: int = 1,
+        batch: int,
+        batch_wait: Duration = 0.0,
+        idle_exit: Duration | None = None,
+    ) -> None: ...
+
+    @overload
+    async def run(
+        self,
+        handler: Callable[[DeliveredMessage, A], object],
+        *,
+        inbox: Callable[[], Awaitable[A]],
+        workers: int = 1,
+        batch: None = None,
+        batch_wait: Duration = 0.0,
+        idle_exit: Duration | None = None,
+    ) -> None: ...
+
+    @overload
+    async def run(
+        self,
+        handler: Callable[[list[D], A], object],
+        *,
+        inbox: Callable[[], Awaitable[A]],
+        workers: int = 1,
+        batch: int,
+        batch_wait: Duration = 0.0,
+        idle_exit: Duration | None = None,
+    ) -> None: ...
 
     async def run(
         self,

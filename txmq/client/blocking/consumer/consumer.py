@@ -7,7 +7,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from threading import Event
-from typing import TYPE_CHECKING, Self, Unpack
+from typing import TYPE_CHECKING, Self, TypeVar, Unpack, overload
 
 from txmq.client.blocking.consumer.group_member import ThreadedMember
 from txmq.client.blocking.consumer.members import ThreadedMembers
@@ -16,7 +16,7 @@ from txmq.client.blocking.core import BlockingCore
 from txmq.client.protocol.consumer.checked_operations import operations_type
 from txmq.client.protocol.consumer.consumer_calls import ConsumerCalls, SingleConsumer
 from txmq.client.protocol.consumer.fetched import DeliveredMessage, ReceivedBatch
-from txmq.client.protocol.consumer.handlers import handler_options, require_handler
+from txmq.client.protocol.consumer.handlers import D, handler_options, require_handler
 from txmq.client.protocol.consumer.settings import (
     ConsumerOptions,
     consumer_settings,
@@ -28,6 +28,8 @@ from txmq.model.message import ReceivedMessage
 
 if TYPE_CHECKING:
     from txmq.tx.postgres.driver import BlockingConnection
+
+B = TypeVar("B", bound="BlockingConnection")
 
 
 def consume(
@@ -142,9 +144,61 @@ class BlockingConsumer(ConsumerCalls[ThreadedMember]):
             if wait:
                 member.wait_confirmed(number, batch)
 
+    @overload
     def run(
         self,
-        handler: Callable[..., object],
+        handler: Callable[[DeliveredMessage], None],
+        *,
+        inbox: None = None,
+        workers: int = 1,
+        batch: None = None,
+        batch_wait: Duration = 0.0,
+        idle_exit: Duration | None = None,
+        stop: Event | None = None,
+    ) -> None: ...
+
+    @overload
+    def run(
+        self,
+        handler: Callable[[list[D]], None],
+        *,
+        inbox: None = None,
+        workers: int = 1,
+        batch: int,
+        batch_wait: Duration = 0.0,
+        idle_exit: Duration | None = None,
+        stop: Event | None = None,
+    ) -> None: ...
+
+    @overload
+    def run(
+        self,
+        handler: Callable[[DeliveredMessage, B], None],
+        *,
+        inbox: Callable[[], B],
+        workers: int = 1,
+        batch: None = None,
+        batch_wait: Duration = 0.0,
+        idle_exit: Duration | None = None,
+        stop: Event | None = None,
+    ) -> None: ...
+
+    @overload
+    def run(
+        self,
+        handler: Callable[[list[D], B], None],
+        *,
+        inbox: Callable[[], B],
+        workers: int = 1,
+        batch: int,
+        batch_wait: Duration = 0.0,
+        idle_exit: Duration | None = None,
+        stop: Event | None = None,
+    ) -> None: ...
+
+    def run(
+        self,
+        handler: Callable[..., None],
         *,
         inbox: Callable[[], BlockingConnection] | None = None,
         workers: int = 1,

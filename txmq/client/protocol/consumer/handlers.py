@@ -14,18 +14,22 @@ from inspect import (
     isgenerator,
     isgeneratorfunction,
 )
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from txmq.client.log import get_logger
 from txmq.client.protocol.consumer.fetched import DeliveredMessage
 from txmq.errors import LocalProtocolError
 from txmq.model.durations import Duration, seconds_of
+from txmq.model.message import ReceivedMessage
 
 _PLAIN = (
     "give a function that returns when its work is done;"
     " coroutines are for the Twisted client's `run` without inbox"
 )
 log = get_logger()
+
+# A handler of lists may call its messages by either name.
+D = TypeVar("D", DeliveredMessage, ReceivedMessage)
 
 
 class HandlerOptions(NamedTuple):

@@ -5,14 +5,14 @@ coroutines.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Sequence
-from typing import TYPE_CHECKING, TypeVar, Unpack
+from typing import TYPE_CHECKING, TypeVar, Unpack, overload
 
 from twisted.internet.defer import Deferred, succeed
 
 from txmq.client.protocol.consumer.checked_operations import operations_type
 from txmq.client.protocol.consumer.consumer_calls import ConsumerCalls, SingleConsumer
 from txmq.client.protocol.consumer.fetched import DeliveredMessage, ReceivedBatch
-from txmq.client.protocol.consumer.handlers import handler_options, require_handler
+from txmq.client.protocol.consumer.handlers import D, handler_options, require_handler
 from txmq.client.protocol.consumer.operations import Delivered
 from txmq.client.protocol.consumer.settings import ConsumerOptions, consumer_settings
 from txmq.client.protocol.typed.bodies import Topics
@@ -27,6 +27,8 @@ from txmq.model.message import ReceivedMessage
 
 if TYPE_CHECKING:
     from txmq.tx.postgres.driver import BlockingConnection
+
+B = TypeVar("B", bound="BlockingConnection")
 
 
 class TwistedConsumer(ConsumerCalls[ReactorMember], AsyncCloseable):
@@ -109,6 +111,54 @@ class TwistedConsumer(ConsumerCalls[ReactorMember], AsyncCloseable):
     ) -> Deferred[None]:
         member.acks_added(wait=wait)
         return member.when_confirmed(number, delivered) if wait else succeed(None)
+
+    @overload
+    def run(
+        self,
+        handler: Callable[[DeliveredMessage], object],
+        *,
+        inbox: None = None,
+        workers: int = 1,
+        batch: None = None,
+        batch_wait: Duration = 0.0,
+        idle_exit: Duration | None = None,
+    ) -> Deferred[None]: ...
+
+    @overload
+    def run(
+        self,
+        handler: Callable[[list[D]], object],
+        *,
+        inbox: None = None,
+        workers: int = 1,
+        batch: int,
+        batch_wait: Duration = 0.0,
+        idle_exit: Duration | None = None,
+    ) -> Deferred[None]: ...
+
+    @overload
+    def run(
+        self,
+        handler: Callable[[DeliveredMessage, B], None],
+        *,
+        inbox: Callable[[], B],
+        workers: int = 1,
+        batch: None = None,
+        batch_wait: Duration = 0.0,
+        idle_exit: Duration | None = None,
+    ) -> Deferred[None]: ...
+
+    @overload
+    def run(
+        self,
+        handler: Callable[[list[D], B], None],
+        *,
+        inbox: Callable[[], B],
+        workers: int = 1,
+        batch: int,
+        batch_wait: Duration = 0.0,
+        idle_exit: Duration | None = None,
+    ) -> Deferred[None]: ...
 
     def run(
         self,

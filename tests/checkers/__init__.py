@@ -1,0 +1,1 @@
+"""What type checkers say to uses of the public names."""
