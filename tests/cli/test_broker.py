@@ -330,7 +330,7 @@ def test_letters_are_seen_replayed_and_abandoned(broker: str) -> None:
     assert "no such order" in printed
     assert result.stderr.startswith("there may be more: --after 0")
     assert reply("dlq", "stats", "shipping", broker=broker)["by_fingerprint"] == {"f-1": 5}
-    where = ("-w", "key=k", "-w", "text=SUCH", "-w", "fingerprint=f-1", "-w", "from=1h")
+    where = ("-w", "key=k", "-w", "text=SUCH", "-w", "fingerprint:f-1 age<1h")
     assert reply("dlq", "stats", "shipping", *where, broker=broker)["counted"] == 5
     reply("dlq", "select", "save", "lost", *where, broker=broker)
     assert "lost" in run("dlq", "select", "list", "--broker", broker).stdout

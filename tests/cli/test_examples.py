@@ -103,5 +103,5 @@ def test_examples_do_what_they_show(shop: Shop, tmp_path: Path) -> None:
     assert shop.process.terminate() == 0
     for name in STOPPED:
         shop.try_example(name)
-    restored = run("log", "verify", str(tmp_path / "restored"), "--json")
+    restored = run("log", "verify", "--data", str(tmp_path / "restored"), "--json")
     assert (restored.exit_code, json.loads(restored.stdout)["damaged"]) == (0, [])

@@ -215,11 +215,11 @@ def flip(data: Path, position: int) -> None:
 
 
 def kinds(data: Path, *options: str) -> list[str]:
-    return [record["kind"] for record in lines("dump", str(data), *options)]
+    return [record["kind"] for record in lines("dump", "--data", str(data), *options)]
 
 
 def test_a_whole_log_and_its_index_agree_row_by_row(data: Path) -> None:
-    found = command_json("verify", str(data), "--deep")
+    found = command_json("verify", "--data", str(data), "--deep")
     assert (found["damaged"], found["misplaced"], found["different"], found["torn"]) == (
         [],
         [],
@@ -232,12 +232,12 @@ def test_a_whole_log_and_its_index_agree_row_by_row(data: Path) -> None:
 
 
 def test_a_flipped_bit_is_named_by_verify_and_by_dump(data: Path) -> None:
-    record = next(r for r in lines("dump", str(data)) if r["kind"] == "BatchStored")
+    record = next(r for r in lines("dump", "--data", str(data)) if r["kind"] == "BatchStored")
     flip(data, record["position"] + 60)
-    [damage] = command_json("verify", str(data), status=1)["damaged"]
+    [damage] = command_json("verify", "--data", str(data), status=1)["damaged"]
     assert (damage["position"], damage["end"]) == (record["position"], record["end"])
     assert damage["reason"] == "checksum mismatch"
-    *rest, last = lines("dump", str(data), status=1)
+    *rest, last = lines("dump", "--data", str(data), status=1)
     assert last["damaged"]["position"] == record["position"]
     assert record["position"] not in [one["position"] for one in rest]
 
@@ -255,17 +255,19 @@ def test_a_row_of_the_index_that_points_elsewhere_is_named(data: Path) -> None:
     tables.commit(frozen, durable=tables.position)
     tables.release(frozen)
     tables.close()
-    found = command_json("verify", str(data), "--deep", status=1)
+    found = command_json("verify", "--data", str(data), "--deep", status=1)
     assert [row["table"] for row in found["misplaced"]] == [ENTRIES, FAILED]
     assert [row.split()[0] for row in found["different"]] == [ENTRIES, FAILED]
-    assert command_json("verify", str(data), status=1)["different"] == []
-    rebuilt = command_json("rebuild", str(data))
+    assert command_json("verify", "--data", str(data), status=1)["different"] == []
+    rebuilt = command_json("rebuild", "--data", str(data))
     assert (rebuilt["snapshot"], rebuilt["position"]) == (0, found["end"])
-    assert command_json("verify", str(data), "--deep")["index_rows"] == found["index_rows"]
+    assert (
+        command_json("verify", "--data", str(data), "--deep")["index_rows"] == found["index_rows"]
+    )
 
 
 def test_records_are_printed_as_events_and_can_be_chosen(data: Path) -> None:
-    records = lines("dump", str(data))
+    records = lines("dump", "--data", str(data))
     first = ["Booted", "TopicCreated", "TopicAltered", "TopicCreated", "TopicCreated"]
     assert [r["kind"] for r in records[:5]] == first
     sent = next(r for r in records if r["kind"] == "BatchStored")
@@ -279,21 +281,21 @@ def test_records_are_printed_as_events_and_can_be_chosen(data: Path) -> None:
         "Decided",
     }
     assert kinds(data, "--topic", "u") == ["TopicCreated", *["BatchStored"] * 5, "BatchesStored"]
-    [several] = lines("dump", str(data), "--kind", "BatchesStored", "--topic", "t")
+    [several] = lines("dump", "--data", str(data), "--kind", "BatchesStored", "--topic", "t")
     assert [(b["topic"], b["base_offset"], b["count"]) for b in several["event"]["batches"]] == [
         ("u", 5, 1),
         ("t", 2, 1),
     ]
     assert kinds(data, "--token", TOKEN[:-1] + "2") == ["PartStored", "Decided"]
     middle = records[4]["position"]
-    assert lines("dump", str(data), "--from", str(middle)) == records[4:]
-    assert lines("dump", str(data), "--to", str(middle)) == records[:4]
-    assert lines("dump", str(data), "--limit", "2") == records[:2]
-    text = run("log", "dump", str(data), "--limit", "4").stdout
+    assert lines("dump", "--data", str(data), "--from", str(middle)) == records[4:]
+    assert lines("dump", "--data", str(data), "--to", str(middle)) == records[:4]
+    assert lines("dump", "--data", str(data), "--limit", "2") == records[:2]
+    text = run("log", "dump", "--data", str(data), "--limit", "4").stdout
     assert text.splitlines()[3].endswith(
         'TopicCreated {"topic_id": 1, "name": "t", "partitions": 2, "epoch": 1, "topic": "t"}'
     )
-    assert run("log", "dump", str(data), "--kind", "Nonsense").exit_code == 2
+    assert run("log", "dump", "--data", str(data), "--kind", "Nonsense").exit_code == 2
 
 
 def test_messages_are_found_by_their_topic_however_they_were_stored(tmp_path: Path) -> None:
@@ -312,7 +314,7 @@ def test_messages_are_found_by_their_topic_however_they_were_stored(tmp_path: Pa
         "PartStored",
         "BatchDelayed",
     ]
-    _created, several, local = lines("dump", str(tmp_path), "--topic", "t")
+    _created, several, local = lines("dump", "--data", str(tmp_path), "--topic", "t")
     first, second = several["event"]["groups"]
     assert [(batch["topic"], batch["count"]) for batch in first["batches"] + second["batches"]] == [
         ("t", 1),
@@ -323,35 +325,35 @@ def test_messages_are_found_by_their_topic_however_they_were_stored(tmp_path: Pa
 
 
 def test_a_log_that_refuses_to_start_is_repaired(data: Path) -> None:
-    record = next(r for r in lines("dump", str(data)) if r["kind"] == "Decided")
+    record = next(r for r in lines("dump", "--data", str(data)) if r["kind"] == "Decided")
     flip(data, record["position"] + 60)
     shutil.rmtree(data / "index")
-    refused = run("log", "rebuild", str(data), "--json")
+    refused = run("log", "rebuild", "--data", str(data), "--json")
     assert (refused.exit_code, json.loads(refused.stderr)["error"]) == (1, "CorruptRecord")
-    [lost] = command_json("repair", str(data), "--yes")["lost"]
+    [lost] = command_json("repair", "--data", str(data), "--yes")["lost"]
     assert lost["position"] == record["position"]
-    assert command_json("verify", str(data))["damaged"] == []
+    assert command_json("verify", "--data", str(data))["damaged"] == []
     assert "Lost" in kinds(data)
-    assert command_json("rebuild", str(data))["position"] > 0
+    assert command_json("rebuild", "--data", str(data))["position"] > 0
 
 
 def test_a_repaired_log_is_whole_and_its_lost_messages_are_named(data: Path) -> None:
-    record = next(r for r in lines("dump", str(data)) if r["kind"] == "BatchStored")
+    record = next(r for r in lines("dump", "--data", str(data)) if r["kind"] == "BatchStored")
     flip(data, record["position"] + 60)
-    [given_up] = command_json("repair", str(data), "--yes")["lost"]
+    [given_up] = command_json("repair", "--data", str(data), "--yes")["lost"]
     span = {"position": given_up["position"], "end": given_up["end"]}
     published = {"topic": "t", "partition": 0, "offset": 0, "count": 2, "group": ""}
     letter = published | {"count": 1, "group": "g"}
     for _rebuilt in (False, True):
-        found = command_json("verify", str(data))
+        found = command_json("verify", "--data", str(data))
         assert (found["damaged"], found["given_up"]) == ([], [span])
         assert (found["misplaced"], found["different"]) == ([], [])
         assert [{name: row[name] for name in letter} for row in found["lost"]] == [
             published,
             letter,
         ]
-        command_json("rebuild", str(data))
-    shown = run("log", "verify", str(data), "--deep")
+        command_json("rebuild", "--data", str(data))
+    shown = run("log", "verify", "--data", str(data), "--deep")
     assert shown.exit_code == 0, shown.output
     assert "no misplaced" in shown.stdout
 
@@ -367,16 +369,16 @@ def test_a_group_goes_on_behind_what_a_repair_lost(
     for body in (b"one", b"two", b"three"):
         life.send(body)
     life.close(snapshot=snapshot)
-    stored = [r for r in lines("dump", str(data)) if r["kind"] == "BatchStored"]
+    stored = [r for r in lines("dump", "--data", str(data)) if r["kind"] == "BatchStored"]
     flip(data, stored[number]["position"] + 60)
-    command_json("repair", str(data), "--yes")
-    rebuilt = command_json("rebuild", str(data))
+    command_json("repair", "--data", str(data), "--yes")
+    rebuilt = command_json("rebuild", "--data", str(data))
     assert bool(rebuilt["snapshot"]) is snapshot
     shutil.rmtree(data / "index")  # the loss is in snapshot or log as well
     life = Life(data)
     assert life.fetched() == [offset for offset in range(3) if offset != number]
     life.close()
-    found = command_json("verify", str(data), "--deep")
+    found = command_json("verify", "--data", str(data), "--deep")
     assert [(row["offset"], row["count"]) for row in found["lost"]] == [(number, 1)]
 
 
@@ -386,16 +388,16 @@ def test_an_archive_is_read_by_the_same_tools(data: Path, tmp_path: Path) -> Non
     segments = sorted((data / "log").glob("*.seg"))
     for path in segments[:2]:
         shutil.copy(path, archive / "log")
-    found = command_json("verify", str(archive))
+    found = command_json("verify", "--data", str(archive))
     assert (found["segments"], found["index"], found["damaged"]) == (2, None, [])
     assert found["records"] == len(kinds(archive)) > 5
-    missing = run("log", "verify", str(tmp_path / "nothing"), "--json")
+    missing = run("log", "verify", "--data", str(tmp_path / "nothing"), "--json")
     assert (missing.exit_code, json.loads(missing.stderr)["error"]) == (1, "StoreError")
 
 
 def test_nothing_is_compared_while_a_broker_runs(data: Path) -> None:
     life = Life(data)
-    busy = run("log", "verify", str(data), "--json")
+    busy = run("log", "verify", "--data", str(data), "--json")
     assert (busy.exit_code, json.loads(busy.stderr)["error"]) == (1, "DirectoryInUse")
     life.close()
 
@@ -406,10 +408,10 @@ def test_a_rebuild_that_is_killed_anywhere_leaves_a_broker_what_it_had(
     life = Life(data)
     life.keeper._write_snapshot()  # of what is in the index: a rebuild begins with it
     life.close()
-    untouched = command_json("verify", str(data), "--deep")
+    untouched = command_json("verify", "--data", str(data), "--deep")
     for nth in range(1, 20):
         with running(
-            tmp_path, str(nth), "log", "rebuild", str(data), command=killed.run
+            tmp_path, str(nth), "log", "rebuild", "--data", str(data), command=killed.run
         ) as process:
             status = process.status()
         if not status:
@@ -419,26 +421,26 @@ def test_a_rebuild_that_is_killed_anywhere_leaves_a_broker_what_it_had(
         assert (opened.log.end, opened.state.boot_epoch) == (untouched["end"], 2)
         opened.tables.close()
         opened.log.close()
-        assert command_json("verify", str(data), "--deep")["different"] == []
+        assert command_json("verify", "--data", str(data), "--deep")["different"] == []
     assert nth > 5
-    assert command_json("verify", str(data), "--deep") == untouched
+    assert command_json("verify", "--data", str(data), "--deep") == untouched
 
 
 def test_messages_are_found_in_the_log_of_a_broker_that_is_stopped(data: Path) -> None:
-    record = next(r for r in lines("dump", str(data)) if r["kind"] == "BatchStored")
+    record = next(r for r in lines("dump", "--data", str(data)) if r["kind"] == "BatchStored")
     topic = record["event"]["topic"]
-    everything = command_json("find", str(data), topic)
+    everything = command_json("find", topic, "--data", str(data))
     first = everything["messages"][0]
     assert (first["position"], first["state"]) == (record["position"], "published")
     name = first["message_id"]
     assert [
         row["message_id"]
-        for row in command_json("find", str(data), topic, "--id", name)["messages"]
+        for row in command_json("find", topic, "--data", str(data), "--id", name)["messages"]
     ] == [name]
-    assert command_json("find", str(data), topic, "--key", "nobody's")["messages"] == []
-    assert command_json("find", str(data), topic, "--limit", "1")["more"] is True
+    assert command_json("find", topic, "--data", str(data), "--key", "nobody's")["messages"] == []
+    assert command_json("find", topic, "--data", str(data), "--limit", "1")["more"] is True
     flip(data, record["position"] + 60)
-    damaged = command_json("find", str(data), topic, status=1)
+    damaged = command_json("find", topic, "--data", str(data), status=1)
     assert name not in [row["message_id"] for row in damaged["messages"]]
     assert [one["position"] for one in damaged["damaged"]] == [record["position"]]
 
@@ -461,12 +463,15 @@ def test_an_event_of_a_newer_version_is_named_and_never_a_traceback(
     position = life.log.append(kind, head, stored_at=NOW, boot_epoch=2).position
     life.send(b"behind it")
     life.close()
-    for arguments in (("find", str(data), "t"), ("verify", str(data), "--deep")):
+    for arguments in (
+        ("find", "t", "--data", str(data)),
+        ("verify", "--data", str(data), "--deep"),
+    ):
         ran = run("log", *arguments, "--json")
         refused = json.loads(ran.stderr)
         assert (ran.exit_code, refused["error"]) == (1, "UnsupportedFormat")
         assert f"{position}: format version event {NEWER}" in refused["message"]
-    newer, after = lines("dump", str(data), "--from", str(position))
+    newer, after = lines("dump", "--data", str(data), "--from", str(position))
     assert after["kind"] == "BatchStored"
     assert "secret" not in json.dumps(newer)
     if kind == NEWER:
@@ -481,9 +486,9 @@ def test_a_flipped_byte_in_the_last_record_is_damage_where_the_index_has_seen_it
     data: Path,
 ) -> None:
     """Without that it would pass for what a crash left unfinished."""
-    last = lines("dump", str(data))[-1]
+    last = lines("dump", "--data", str(data))[-1]
     flip(data, last["end"] - 9)
-    found = command_json("verify", str(data), status=1)
+    found = command_json("verify", "--data", str(data), status=1)
     assert (found["end"], found["torn"] > 0) == (last["position"], True)
     assert found["damaged"][-1]["position"] == last["position"]
     assert f"known to have reached {last['end']}" in found["damaged"][-1]["reason"]
@@ -493,7 +498,7 @@ def test_a_copy_whose_index_is_ahead_of_its_log_gets_another_index(
     data: Path, tmp_path: Path
 ) -> None:
     """Files are copied one after the other while the broker writes them."""
-    copy, before = tmp_path / "copy", command_json("verify", str(data))
+    copy, before = tmp_path / "copy", command_json("verify", "--data", str(data))
     shutil.copytree(data, copy)
     life = Life(data)
     life.send(b"behind the copy of the log")
@@ -505,15 +510,15 @@ def test_a_copy_whose_index_is_ahead_of_its_log_gets_another_index(
         shutil.rmtree(copy / name, ignore_errors=True)
         if (data / name).exists():
             shutil.copytree(data / name, copy / name)
-    with pytest.raises(CorruptRecord, match=r"a copy .* `txmq log rebuild DIR --copy`"):
+    with pytest.raises(CorruptRecord, match=r"a copy .* `txmq log rebuild --data DIR --copy`"):
         Life(copy)
-    ran = run("log", "rebuild", str(copy))
+    ran = run("log", "rebuild", "--data", str(copy))
     assert ran.exit_code == 1
     assert "--copy" in ran.stderr
-    assert command_json("verify", str(copy), status=1)["index"] > before["end"]
-    rebuilt = command_json("rebuild", str(copy), "--copy")
+    assert command_json("verify", "--data", str(copy), status=1)["index"] > before["end"]
+    rebuilt = command_json("rebuild", "--data", str(copy), "--copy")
     assert rebuilt["position"] == before["end"]
-    assert command_json("verify", str(copy), "--deep")["end"] == before["end"]
+    assert command_json("verify", "--data", str(copy), "--deep")["end"] == before["end"]
     Life(copy).close()
 
 
@@ -522,10 +527,10 @@ def test_a_damaged_index_is_named_and_left_to_the_broker(data: Path) -> None:
     damaged = file.read_bytes().replace(b"\xa1t", b"\xa1u", 1)
     assert damaged != file.read_bytes()
     file.write_bytes(damaged)
-    found = command_json("verify", str(data), "--deep", status=1)
+    found = command_json("verify", "--data", str(data), "--deep", status=1)
     assert "damaged" in found["different"][0]
     assert file.read_bytes() == damaged, "verify changes nothing"
     life = Life(data)
     assert set(life.state.topics) == {"_txmq.audit", "t", "u"}
     life.close()
-    assert command_json("verify", str(data), "--deep")["different"] == []
+    assert command_json("verify", "--data", str(data), "--deep")["different"] == []

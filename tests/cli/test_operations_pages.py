@@ -65,7 +65,7 @@ UNTIL_STOPPED = {
 }
 # what others have done before a command, so that it has something to do
 BEFORE = {
-    'dlq redrive GROUP --where error=WrongShop --to-group shop-b --abandon --reason "…"': (
+    'dlq redrive GROUP --where error:WrongShop --to-group shop-b --abandon --reason "…"': (
         "group reset shop-b orders --to last --yes"
     ),
     "relay accept DSN": "relay create DSN",
@@ -168,9 +168,9 @@ class Page:
         values["TOPIC/PARTITION/OFFSET"] = "orders/0/0"
         if "--export" in line:
             values["FILE"] = f"export-{next(NUMBERS)}"
-            exported = run("recover", "export", "--dir", values["DIR"], "--json")
+            exported = run("recover", "export", "--data", values["DIR"], "--json")
             Path(values["FILE"]).write_text(exported.stdout)
-        if "retry --dir" in line or "drop --dir" in line:
+        if "retry --data" in line or "drop --data" in line:
             values["DIR"] = f"spool-{next(NUMBERS)}"
             with txmq.connect(NOBODY, service="shop", spool=values["DIR"], timeout=0.1) as client:
                 assert client.send("orders", b"{}", key="k", partition=0).spooled

@@ -165,7 +165,7 @@ def test_a_result_that_cannot_be_written_is_an_error_of_one_line(
 ) -> None:
     with FULL.open("w") as full:
         ended = subprocess.run(
-            [*COMMAND, "log", "verify", str(tmp_path), "--help", *as_json],
+            [*COMMAND, "log", "verify", "--data", str(tmp_path), "--help", *as_json],
             stdout=full,
             stderr=subprocess.PIPE,
             text=True,
@@ -203,7 +203,7 @@ def test_a_command_whose_result_cannot_be_written_does_not_say_that_it_did_nothi
 ) -> None:
     with FULL.open("w") as full:
         ended = subprocess.run(
-            [*COMMAND, "log", "verify", str(tmp_path), "--help", "--json"],
+            [*COMMAND, "log", "verify", "--data", str(tmp_path), "--help", "--json"],
             stdout=full,
             stderr=subprocess.PIPE,
             text=True,
@@ -222,5 +222,5 @@ def test_messages_are_found_in_a_log_with_plans_and_policies(tmp_path: Path) -> 
         ended = txmq("policy", "set", "billing", "--on-version", TXMQ_BROKER=broker.url)
         assert ended.returncode == 0, ended.stderr
         broker.stop()
-    found = txmq("log", "find", str(broker.data), "orders", "--json")
+    found = txmq("log", "find", "orders", "--data", str(broker.data), "--json")
     assert [one["offset"] for one in json.loads(found.stdout)["messages"]] == [0], found.stderr

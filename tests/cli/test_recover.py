@@ -143,17 +143,17 @@ def shop(
 def test_stores_are_listed_from_anywhere_and_on_the_machine(shop: Shop) -> None:
     [listed] = shop.ask("list", shop.group)["stores"]
     assert (listed["store"], listed["state"], listed["messages"]) == (shop.id, "owned", 3)
-    [found] = shop.ask("list", "--dir", str(shop.directory))["stores"]
+    [found] = shop.ask("list", "--data", str(shop.directory))["stores"]
     assert (found["store"], found["messages"], found["unreported"]) == (shop.id, 3, 3)
     assert found["owner_pid"] > 0
-    for where in ((shop.group, shop.id), ("--dir", str(shop.directory))):
+    for where in ((shop.group, shop.id), ("--data", str(shop.directory))):
         shown = shop.ask("show", *where, "--bodies")["list"]
         assert [row["offset"] for row in shown] == [0, 1, 2]
         assert {row["body_base64"] for row in shown} == {"/wBib2R5"}
         table = run("recover", "show", *where, "--broker", shop.url).stdout
         assert "1970-01-01 00:00:00.000Z" in table, "the due time"
         assert "no such order" in table
-    listing = run("recover", "list", "--dir", str(shop.directory)).stdout.splitlines()
+    listing = run("recover", "list", "--data", str(shop.directory)).stdout.splitlines()
     columns = listing[2].split()
     assert columns[:5] == ["group", "topic", "store", "messages", "settled"]
     assert len(columns) == len(set(columns)), "each column once"
@@ -191,10 +191,10 @@ def test_a_copied_directory_tells_first_what_was_processed(shop: Shop, tmp_path:
     shop.change(1, State.STORED, 4)
     copy = tmp_path / "copy"
     shutil.copytree(shop.directory, copy)
-    error = shop.refused("adopt", "--dir", str(shop.directory))
+    error = shop.refused("adopt", "--data", str(shop.directory))
     assert (error["error"], "in use" in error["message"]) == ("DirectoryInUse", True)
     shop.leave()
-    adopted = shop.ask("adopt", "--dir", str(copy))
+    adopted = shop.ask("adopt", "--data", str(copy))
     assert adopted == {
         "store": shop.id, "adopted": 2, "left": 0, "verdicts": {"settled": 1, "kept": 2},
     }  # fmt: skip
@@ -203,7 +203,7 @@ def test_a_copied_directory_tells_first_what_was_processed(shop: Shop, tmp_path:
 
 def test_an_export_has_exact_bodies_and_can_be_adopted(shop: Shop, tmp_path: Path) -> None:
     shop.change(2, State.ACKED, 1)
-    from_disk = run("recover", "export", "--dir", str(shop.directory), "--json").stdout
+    from_disk = run("recover", "export", "--data", str(shop.directory), "--json").stdout
     from_broker = run("recover", "export", shop.group, shop.id, "--broker", shop.url).stdout
     for text in (from_disk, from_broker):
         export = read_export(text.splitlines())
@@ -226,16 +226,16 @@ def test_a_spool_without_an_owner_is_shown_and_sent(
     spool = tmp_path / "spool"
     with txmq.connect(NOBODY, service="shop", spool=str(spool), timeout=0.1) as client:
         assert client.send("spooled", BODY, key="k", partition=0).spooled
-    [found] = reply("recover", "list", "--dir", str(spool), broker=NOBODY)["spools"]
+    [found] = reply("recover", "list", "--data", str(spool), broker=NOBODY)["spools"]
     assert (found["messages"], found["owned"]) == (1, False)
-    [shown] = reply("recover", "show", "--dir", str(spool), "--bodies", broker=NOBODY)["list"]
-    exported = reply("recover", "export", "--dir", str(spool), broker=NOBODY)
+    [shown] = reply("recover", "show", "--data", str(spool), "--bodies", broker=NOBODY)["list"]
+    exported = reply("recover", "export", "--data", str(spool), broker=NOBODY)
     assert b64decode(exported["body"]) == b64decode(shown["body_base64"]) == BODY
-    retry = ("recover", "retry", "--dir", str(spool))
+    retry = ("recover", "retry", "--data", str(spool))
     drained = run(*retry, "--json", "--broker", served[1])
     assert drained.exit_code == 1, "something was not sent"
     assert json.loads(drained.stdout) == {"sent": 0, "left": 0, "refused": 1, "problems": []}
-    [refused] = reply("recover", "show", "--dir", str(spool), broker=NOBODY)["list"]
+    [refused] = reply("recover", "show", "--data", str(spool), broker=NOBODY)["list"]
     assert refused["refusal"]["error"] == refused["error_type"] == "UnknownTopic"
     reply("topic", "create", "spooled", "--partitions", "1", broker=served[1])
     lost = spool / f"{1:032x}"
@@ -251,9 +251,9 @@ def test_a_spool_without_an_owner_is_shown_and_sent(
     assert (tailed["key"], b64decode(tailed["body_base64"])) == ("k", BODY)
     with txmq.connect(served[1], spool=str(spool)) as client:
         client.send("spooled", BODY)  # the directory now has what it knows of the topic
-    drained = reply("recover", "list", "--dir", str(spool), broker=NOBODY)
+    drained = reply("recover", "list", "--data", str(spool), broker=NOBODY)
     assert drained == {"stores": [], "spools": []}
-    assert run("recover", "show", "--dir", str(spool)).stdout.endswith("no list\n")
+    assert run("recover", "show", "--data", str(spool)).stdout.endswith("no list\n")
     again = reply(*retry, broker=served[1])
     assert (again["sent"], again["left"]) == (0, 0)
 
@@ -261,9 +261,9 @@ def test_a_spool_without_an_owner_is_shown_and_sent(
 @pytest.mark.parametrize("command", ["show", "retry", "drop"])
 def test_nothing_is_named_beside_a_directory(command: str, tmp_path: Path) -> None:
     options = () if command == "show" else ("--operator", "ann", "--reason", "why")
-    ended = run("recover", command, "billing", "ab" * 16, "--dir", str(tmp_path), *options)
+    ended = run("recover", command, "billing", "ab" * 16, "--data", str(tmp_path), *options)
     assert ended.exit_code == 2
-    assert "--dir means everything" in " ".join(ended.output.split())
+    assert "--data means everything" in " ".join(ended.output.split())
 
 
 def test_what_is_no_store_and_no_export_is_refused(shop: Shop, tmp_path: Path) -> None:
@@ -271,7 +271,7 @@ def test_what_is_no_store_and_no_export_is_refused(shop: Shop, tmp_path: Path) -
     empty.mkdir()
     for wrong in (empty, tmp_path / "nowhere"):
         for command in ("list", "show", "export", "adopt"):
-            assert shop.refused(command, "--dir", str(wrong))["error"] == "StoreError"
+            assert shop.refused(command, "--data", str(wrong))["error"] == "StoreError"
     for text, error in {
         "hello\n": "InvalidExport",
         '{"format": "txmq consumer store export", "version": 99}\n': "UnsupportedFormat",
@@ -283,11 +283,11 @@ def test_what_is_no_store_and_no_export_is_refused(shop: Shop, tmp_path: Path) -
         if text is not None:
             file.write_bytes(text if isinstance(text, bytes) else text.encode())
         assert shop.refused("adopt", "--export", str(file))["error"] == error
-    cut = run("recover", "export", "--dir", str(shop.directory)).stdout.splitlines()[:-1]
+    cut = run("recover", "export", "--data", str(shop.directory)).stdout.splitlines()[:-1]
     (tmp_path / "wrong").write_text("\n".join(cut))
     shop.leave()
     assert shop.refused("adopt", "--export", str(tmp_path / "wrong"))["error"] == "InvalidExport"
-    assert shop.refused("adopt", "other", shop.id, "--dir", str(shop.directory))["error"] == (
+    assert shop.refused("adopt", "other", shop.id, "--data", str(shop.directory))["error"] == (
         "ForeignStore"
     )
     [identity] = shop.directory.glob("*/*/identity.json")
@@ -296,13 +296,13 @@ def test_what_is_no_store_and_no_export_is_refused(shop: Shop, tmp_path: Path) -
     for change, error in {"version": "UnsupportedFormat", "log_id": "ForeignStore"}.items():
         value = 99 if change == "version" else other
         identity.write_text(json.dumps(fields | {change: value}))
-        assert shop.refused("adopt", "--dir", str(shop.directory))["error"] == error
+        assert shop.refused("adopt", "--data", str(shop.directory))["error"] == error
 
 
 def test_a_command_without_a_store_is_told_what_to_name(shop: Shop) -> None:
     for command in ("show", "retry", "adopt", "export"):
         result = run("recover", command, "--broker", shop.url)
-        assert (result.exit_code, "--dir" in result.stderr) == (2, True)
+        assert (result.exit_code, "--data" in result.stderr) == (2, True)
 
 
 def test_what_was_done_is_shown_where_another_operator_takes_the_store(

@@ -98,7 +98,7 @@ def test_a_relay_sends_committed_messages_until_sigterm(
     emitted(dsn, b"one")
     config = tmp_path / "relay.toml"
     config.write_text(f"[relay]\ndsn = {json.dumps(dsn)}\nbroker = {json.dumps(broker)}\n")
-    arguments = ("--config", str(config)) if how == "file" else ("--dsn", dsn, "--url", broker)
+    arguments = ("--config", str(config)) if how == "file" else ("--dsn", dsn, "--broker", broker)
     with running(tmp_path / "relay", "relay", "run", *arguments, "--json") as relay:
         assert json.loads(relay.first_line()) == {"ready": "txmq_relay"}
         with (
@@ -131,7 +131,7 @@ def unread(connection: Any) -> list[object]:
 def test_a_relay_whose_slot_is_missing_ends_with_status_1(
     broker: str, logical_database: str, tmp_path: Path
 ) -> None:
-    arguments = ("relay", "run", "--dsn", logical_database, "--url", broker)
+    arguments = ("relay", "run", "--dsn", logical_database, "--broker", broker)
     with running(tmp_path / "relay", *arguments, command=TXMQ) as relay:
         assert relay.status() == 1
         assert "txmq relay create" in relay.err.read_text()

@@ -54,12 +54,12 @@ def test_a_job_takes_names_from_the_environment_and_no_password(
 ) -> None:
     for name, value in zip(VARIABLES, ("ann", "p.txt", "words", "ca.pem"), strict=True):
         monkeypatch.setenv(name, value)
-    assert job_url("txmq://a:1", None, None, None) == "txmq://ann@a:1?password_file=p.txt"
+    assert job_url("txmq://a:1") == "txmq://ann@a:1?password_file=p.txt"
     secured = "txmqs://ann@a:1?password_file=p.txt&ca=ca.pem"
-    assert job_url("txmqs://a:1", None, None, None) == secured
-    given = job_url("txmqs://bob@a:1/?ca=b.pem", None, "q.txt", None)
+    assert job_url("txmqs://a:1") == secured
+    given = job_url("txmqs://bob@a:1/?ca=b.pem&password_file=q.txt")
     assert given == "txmqs://bob@a:1/?ca=b.pem&password_file=q.txt"
-    assert job_url("txmq://bob:x@a:1", None, None, None) == "txmq://bob:x@a:1"
+    assert job_url("txmq://bob:x@a:1") == "txmq://bob:x@a:1"
 
 
 def test_options_of_a_source_name_the_user_and_no_password() -> None:

@@ -156,10 +156,10 @@ def test_the_program_of_the_wheel_lands_from_a_broker_with_tls_by_shipped_files(
         shipping.write_zip(zipped)
         assert secured.words.parent == secured.ca.parent == directory
         files = f"{secured.words},{secured.ca}"
+        names = f"password_file={secured.words.name}&ca={secured.ca.name}"
         done = cluster.submit(
             installed / "txmq_spark" / "__main__.py",
-            *("land", "--url", f"txmqs://{secured.place}", "--user", "spark"),
-            *("--password-file", secured.words.name, "--ca", secured.ca.name),
+            *("land", "--broker", f"txmqs://spark@{secured.place}?{names}"),
             *("--topic", "orders", "--path", str(lake)),
             settings={
                 "spark.submit.pyFiles": str(zipped),
@@ -192,7 +192,7 @@ def test_the_command_of_the_wheel_reconciles_and_writes_its_report(
     places = {"plan": str(tmp_path / "plan"), "report": str(tmp_path / "report.html")}
     done = run_command(
         installed,
-        *("reconcile", "--url", broker, "--group", topic),
+        *("reconcile", "--broker", broker, "--group", topic),
         *(word for name, place in places.items() for word in (f"--{name}", place)),
         *("--version-from", "header:version", "--json"),
     )

@@ -167,7 +167,7 @@ def test_a_watch_whose_workers_are_killed_tells_the_same_alerts(
 
     def told(url: str, name: str) -> list[tuple[str, int]]:
         client.call("topic.create", name=f"{topic}-{name}", partitions=1)
-        arguments = ["watch", "--url", url, "--group", topic, "--alerts", f"{topic}-{name}"]
+        arguments = ["watch", "--broker", url, "--group", topic, "--alerts", f"{topic}-{name}"]
         arguments += ["--checkpoint", str(tmp_path / name), "--flood", "3", "--share", "30"]
         assert command_line.main([*arguments, "--window", CENTURY]) == 0
         return alerts(broker, f"{topic}-{name}")

@@ -30,7 +30,7 @@ def run_land(
     monkeypatch.setattr(stream_commands, "job_session", lambda: nullcontext(spark))
 
     def run(*options: str | Path) -> int:
-        words = ["land", "--url", broker, "--topic", topic, *map(str, options)]
+        words = ["land", "--broker", broker, "--topic", topic, *map(str, options)]
         return command_line.main(words)
 
     return run

@@ -310,7 +310,7 @@ def arguments(shop: ReconciledShop, directory: Path) -> list[str]:
     mapping.write_text('[[table]]\nname = "orders"\nkey = "id"\n')
     bad = str(letter(shop, "bad")["fingerprint"])
     assert bad != str(letter(shop, "fine")["fingerprint"]), "the failures look different"
-    asked = [f"--url={shop.url}", f"--plan={directory / 'plan'}", f"--group={GROUP}"]
+    asked = [f"--broker={shop.url}", f"--plan={directory / 'plan'}", f"--group={GROUP}"]
     asked += [f"--mapping={mapping}", f"--report={directory / 'report.html'}"]
     asked += ["--include=applied", f"--poison-fingerprint={bad}"]
     return [*asked, "--table=public.plans", "--broker-plan=night", "--operator=ada"]
@@ -414,7 +414,7 @@ def test_a_plan_is_replayed_once_by_the_command(
         monkeypatch.setenv("TXMQ_DSN", shop.dsn)
         assert reconcile_main(arguments(shop, tmp_path)) == 0
         capsys.readouterr()
-        asked = [f"--url={shop.url}", f"--plan={tmp_path / 'plan'}", "--operator=ada"]
+        asked = [f"--broker={shop.url}", f"--plan={tmp_path / 'plan'}", "--operator=ada"]
         assert replay_main([*asked, "--dry-run"]) == 0
         assert capsys.readouterr().out == "4 planned\n"
         shop.client.call("plan.cancel", name="night")

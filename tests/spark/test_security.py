@@ -106,7 +106,7 @@ def ui_texts(spark: SparkSession) -> list[str]:
     return [text or "" for three in texts for text in three]  # null until it is planned
 
 
-def test_the_command_gets_in_by_options_and_environment(
+def test_the_command_gets_in_by_its_url_and_environment(
     spark: SparkSession,
     secured: Secured,
     tmp_path: Path,
@@ -117,7 +117,7 @@ def test_the_command_gets_in_by_options_and_environment(
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("TXMQ_PASSWORD_FILE", str(secured.words))
     monkeypatch.setattr(plan_commands, "job_session", lambda: nullcontext(spark))
-    asked = ["--url", f"txmqs://{secured.place}", "--user", "spark", "--ca", str(secured.ca)]
+    asked = ["--broker", f"txmqs://spark@{secured.place}?ca={secured.ca}"]
     asked += ["--plan", str(tmp_path / "plan")]
     report = ["--report", str(tmp_path / "report.html")]
     assert main(["reconcile", *asked, "--group", "billing", *report]) == 0

@@ -152,7 +152,7 @@ def test_a_watch_tells_each_alert_once_over_its_runs(
     client.call("topic.create", name=topic, partitions=1)
     client.call("topic.create", name=f"{topic}-2", partitions=1)
     checkpoint = tmp_path / "checkpoint"
-    arguments = ["watch", "--url", broker, "--group", topic, "--alerts", f"{topic}-2"]
+    arguments = ["watch", "--broker", broker, "--group", topic, "--alerts", f"{topic}-2"]
     arguments += ["--checkpoint", str(checkpoint), "--flood", "3", "--window", CENTURY]
     arguments += ["--share", "75", "--age", "1", "--alerts-table", "public.told"]
 
@@ -195,7 +195,7 @@ def test_a_watch_that_cannot_begin_says_why(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr(stream_commands, "job_session", lambda: nullcontext(spark))
-    arguments = ["watch", "--url", broker, "--group", "nobody", "--alerts", "a"]
+    arguments = ["watch", "--broker", broker, "--group", "nobody", "--alerts", "a"]
     assert command_line.main([*arguments, "--checkpoint", "c", *more]) == 1
     assert says in capsys.readouterr().err
 

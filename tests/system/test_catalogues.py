@@ -44,7 +44,7 @@ def test_keys_and_ids_are_found_in_what_another_process_made(tmp_path: Path) -> 
             assert {number: find(client, number) for number in before} == before
             assert "catalogue." not in broker.log
         assert broker.stop() == 0
-        assert run("log", "rebuild", str(broker.data)).exit_code == 0
+        assert run("log", "rebuild", "--data", str(broker.data)).exit_code == 0
         assert not list(files.glob("*.cat"))
         broker.start()
         with txmq.connect(broker.url, service="s") as client:

@@ -35,7 +35,7 @@ SENT = 12
 
 
 def verified(directory: Path, *options: str) -> Any:
-    ran = run("log", "verify", str(directory), *options, "--json")
+    ran = run("log", "verify", "--data", str(directory), *options, "--json")
     assert ran.exit_code == 0, ran.stdout + ran.stderr
     return json.loads(ran.stdout)
 

@@ -51,7 +51,7 @@ def find_store(directory: Path) -> Path:
         f"{directory}: there are {len(found)} stores below: {names}"
         if found
         else f"{directory}: there is no store of a consumer",
-        hint="give the directory of one store: txmq recover list --dir DIR",
+        hint="give the directory of one store: txmq recover list --data DIR",
     )
 
 
@@ -182,7 +182,7 @@ def open_copy(
     from txmq.recover.local_store import existing_identity, read_export, scan, summary
 
     if directory is not None and export is not None:
-        raise typer.BadParameter("use either --dir or --export")
+        raise typer.BadParameter("use either --data or --export")
     if directory is not None:
         path = str(find_store(directory))
         identity, pid = existing_identity(path), summary(path).owner_pid

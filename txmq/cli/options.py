@@ -5,13 +5,17 @@ from __future__ import annotations
 import os
 import re
 from getpass import getuser
-from typing import Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from txmq.cli.parsers import parse_message, parse_moment, parse_name, parse_token
 from txmq.model import limits
 from txmq.model.message import is_name
+
+if TYPE_CHECKING:
+    from txmq.config.broker import SettingsFile
 
 DEFAULT_BROKER = "txmq://127.0.0.1:7650"
 
@@ -28,6 +32,22 @@ def operating_system_user() -> str:
     return name if is_name(name) else f"uid-{os.getuid()}"
 
 
+def offline_settings(data: Path | None, config: Path | None) -> SettingsFile:
+    """Return the settings of a broker that `--data` or `--config` names."""
+    from txmq.config.broker import load_broker
+
+    return load_broker(config, {"data": data_directory(data, config)})
+
+
+def data_directory(data: Path | None, config: Path | None) -> Path:
+    """Return the data directory that `--data` or `--config` names."""
+    from txmq.config.broker import load_broker
+
+    if (data is None) == (config is None):
+        raise typer.BadParameter("name the data directory: use either --data DIR or --config FILE")
+    return data or load_broker(config, {}).broker.data
+
+
 BrokerUrl = Annotated[
     str,
     typer.Option(
@@ -35,6 +55,16 @@ BrokerUrl = Annotated[
         envvar="TXMQ_BROKER",
         metavar="URL",
         help="URL of the broker: txmq://HOST:PORT, txmqs:// for TLS, USER@HOST to log in.",
+    ),
+]
+DataDir = Annotated[
+    Path | None,
+    typer.Option("--data", metavar="DIR", help="Data directory of a broker, or an archive of one."),
+]
+SettingsPath = Annotated[
+    Path | None,
+    typer.Option(
+        "--config", metavar="FILE", help="Settings of the broker as TOML, with its data directory."
     ),
 ]
 AsJson = Annotated[

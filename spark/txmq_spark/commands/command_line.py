@@ -17,7 +17,6 @@ from typing import Final, NamedTuple
 
 import structlog
 
-from txmq.client.protocol.address import PASSWORD_FILE, USER
 from txmq.errors import TxmqError
 from txmq.model.printable import escape_unprintable
 from txmq.version import __version__
@@ -58,7 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     def run() -> int:
         with _ended_by_signals(0 if goes_on else 128 + signal.SIGTERM):
-            options.url = job_url(options.url, options.user, options.password_file, options.ca)
+            options.url = job_url(options.url)
             return JOBS[options.job].run(options)
 
     return _exit_status(run)
@@ -137,18 +136,14 @@ def _exit_status(run: Callable[[], int]) -> int:
 
 def _add_broker_options(parser: ArgumentParser) -> None:
     parser.add_argument(
-        "--url",
+        "--broker",
+        dest="url",
+        metavar="URL",
         default=os.environ.get("TXMQ_BROKER", URL),
-        help="the broker (default: TXMQ_BROKER, or %(default)s)",
+        help="URL of the broker: txmq://HOST:PORT, txmqs:// for TLS, USER@HOST to log in, with "
+        "?ca=FILE and password_file=FILE, which executors read, too (default: TXMQ_BROKER, or "
+        "%(default)s)",
     )
-    add = parser.add_argument
-    add("--user", help=f"the user of the broker (default: {USER}, or that of the URL)")
-    add(
-        "--password-file",
-        metavar="FILE",
-        help=f"a file with the password, which executors read, too (default: {PASSWORD_FILE})",
-    )
-    add("--ca", metavar="FILE", help="the authority of the broker's certificate (default: TXMQ_CA)")
 
 
 JOBS: Final = {

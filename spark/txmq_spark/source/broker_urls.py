@@ -1,6 +1,6 @@
 """URLs of a broker with a user, a password file and the authority of its certificate.
 
-Options of a source or of a job may give these beside the URL. They are names only. So a
+Options of a source may give these beside the URL. They are names only. So a
 URL may go to executors, which read the files themselves: a password is in no plan of
 Spark, no page of its UI and no event log.
 """
@@ -37,20 +37,19 @@ def full_url(
     return scheme + whole
 
 
-def job_url(url: str, user: str | None, password_file: str | None, ca: str | None) -> str:
-    """Return the URL with a user, a password file and an authority.
-
-    Those that are not given come from this process's environment: executors may have
-    another one. Raises ConfigError.
+def job_url(url: str) -> str:
+    """Return the URL with the user, the password file and the authority of this
+    process's environment, where it has none: executors may have another environment.
+    Raises ConfigError.
     """
     known = parse_url(url)  # with the names of the environment
-    login, tls = known.login, known.tls
-    if user is None and login is not None and "@" not in url:
-        user = login.user
-    if password_file is None and (user or login) and not (login and _has_password(login)):
+    user = password_file = ca = None
+    if known.login is not None and "@" not in url:
+        user = known.login.user
+    if known.login is not None and not _has_password(known.login):
         password_file = os.environ.get(PASSWORD_FILE)
-    if ca is None and tls is not None and "ca=" not in url.partition("?")[2]:
-        ca = tls.ca
+    if known.tls is not None and "ca=" not in url.partition("?")[2]:
+        ca = known.tls.ca
     return full_url(url, user, password_file, ca)
 
 

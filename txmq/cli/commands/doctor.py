@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
 from txmq.cli.command import local_command
+from txmq.cli.options import DataDir, SettingsPath, offline_settings
 from txmq.cli.output import FAILED, Output
 
 if TYPE_CHECKING:
@@ -17,20 +17,16 @@ if TYPE_CHECKING:
     from txmq.config.broker import SettingsFile
 
 app = typer.Typer()
-Config = Annotated[
-    Path, typer.Option(metavar="FILE", help="Settings of the broker as TOML, as for `txmq broker`.")
-]
 
 
 @local_command(app, "doctor", example="txmq doctor --config /etc/txmq/broker.toml")
-def doctor(out: Output, *, config: Config) -> None:
-    """Check the machine, the disk and the databases of a broker, running or not. Exit
-    status 1: something does not work.
+def doctor(out: Output, *, data: DataDir = None, config: SettingsPath = None) -> None:
+    """Check the machine and the disk of a broker, running or not, and with --config its
+    databases and TLS. Exit status 1: something does not work.
     """
     from txmq.cli.doctor.check_result import Health
-    from txmq.config.broker import load_broker
 
-    results = list(_check_all(load_broker(config, {})))
+    results = list(_check_all(offline_settings(data, config)))
     failed = any(result.health is Health.FAILURE for result in results)
     out.show({"healthy": not failed, "checks": [result._asdict() for result in results]})
     if failed:

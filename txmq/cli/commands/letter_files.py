@@ -44,7 +44,7 @@ def export(
 
     The file has its name once it is whole and on disk. The letters stay.
     """
-    chosen = {"group": group, **selection_args(where, select)}
+    chosen = {"group": group, **selection_args(group, where, select)}
     if file is None:
         if mark:
             raise typer.BadParameter("--mark needs --file: standard output may be lost")

@@ -13,13 +13,11 @@ from txmq.cli.commands.letter_files import export, import_
 from txmq.cli.commands.letter_trials import try_
 from txmq.cli.letter_selection import (
     AllLetters,
-    Filter,
     Letters,
     Saved,
     Where,
     chosen_letters,
     parse_selection,
-    parse_text,
     selection_args,
 )
 from txmq.cli.options import Group, NextPage, Operator, Reason, Yes
@@ -75,12 +73,11 @@ SelectionName = Annotated[
 ]
 
 
-@broker_command(app, "list", example="txmq dlq list billing --filter 'error:ValueError age>1h'")
+@broker_command(app, "list", example="txmq dlq list billing --where 'error:ValueError age>1h'")
 def list_(
     session: CommandSession,
     group: Group,
     *,
-    text: Filter = None,
     where: Where = None,
     select: Saved = None,
     after: NextPage = None,
@@ -88,11 +85,7 @@ def list_(
     body: Body = False,
 ) -> None:
     """List dead letters of a group, in the order of their deaths."""
-    if text is not None and (where or select):
-        raise typer.BadParameter("use either --filter or --where and --select")
-    chosen = selection_args(where, select)
-    if text is not None:
-        chosen = {"select": parse_text(text, group)}
+    chosen = selection_args(group, where, select)
     shown: dict[str, Any] = {"letters": [], "next": after, "scanned": 0}
     while True:
         more = {} if shown["next"] is None else {"cursor": shown["next"]}
@@ -153,7 +146,7 @@ def show(
         typer.echo(line)
 
 
-@broker_command(app, "stats", example="txmq dlq stats billing --where topic=orders")
+@broker_command(app, "stats", example="txmq dlq stats billing --where topic:orders")
 def stats(
     session: CommandSession, group: Group, *, where: Where = None, select: Saved = None
 ) -> None:
@@ -162,7 +155,7 @@ def stats(
     The columns 1h to older are the ages of the letters. Times are exact to a quarter of
     an hour.
     """
-    counted = session.client.call("dlq.stats", group=group, **selection_args(where, select))
+    counted = session.client.call("dlq.stats", group=group, **selection_args(group, where, select))
     if not session.out.as_json:
         counted = {name: value for name, value in counted.items() if name not in ONLY_IN_JSON}
     session.out.show(counted)
@@ -188,7 +181,7 @@ def note(
     )
 
 
-@broker_command(app, "replay", example="txmq dlq replay billing --where error=TimeoutError")
+@broker_command(app, "replay", example="txmq dlq replay billing --where error:TimeoutError")
 def replay(  # noqa: PLR0913  # its options
     session: CommandSession,
     group: Group,
@@ -206,7 +199,7 @@ def replay(  # noqa: PLR0913  # its options
     --all makes a plan of its own, which the broker carries out (`txmq plan`): as fast
     as it can, and without a stop rule.
     """
-    chosen = chosen_letters(letter, where, select, everything=everything)
+    chosen = chosen_letters(group, letter, where, select, everything=everything)
     if not letter:
         _confirm(session, "Replay", group, chosen, yes=yes)
     if everything:
@@ -231,7 +224,7 @@ def abandon(  # noqa: PLR0913  # its options
     yes: Yes = False,
 ) -> None:
     """Close dead letters for good. Their messages will not be processed."""
-    chosen = chosen_letters(letter, where, select, everything=everything)
+    chosen = chosen_letters(group, letter, where, select, everything=everything)
     if not letter:
         _confirm(session, "Abandon", group, chosen, yes=yes)
     _change(session, "dlq.abandon", chosen, group=group, operator=operator, reason=reason)
@@ -272,7 +265,7 @@ def redrive(  # noqa: PLR0913  # its options
     """
     if (to is None) == (to_group is None):
         raise typer.BadParameter("use either --to TOPIC or --to-group GROUP")
-    chosen = chosen_letters(letter, where, select, everything=everything)
+    chosen = chosen_letters(group, letter, where, select, everything=everything)
     if not letter:
         _confirm(session, f"Copy to {to or f'group {to_group}'}", group, chosen, yes=yes)
     named = {"group": group, "operator": operator, "reason": reason}
@@ -281,7 +274,7 @@ def redrive(  # noqa: PLR0913  # its options
 
 
 @broker_command(
-    selections, "save", example="txmq dlq select save timeouts --where error=TimeoutError"
+    selections, "save", example="txmq dlq select save timeouts --where error:TimeoutError"
 )
 def save(
     session: CommandSession,
@@ -302,7 +295,7 @@ def save(
 
 @broker_command(selections, "list", example="txmq dlq select list")
 def list_selections(session: CommandSession) -> None:
-    """List the saved selections, as filters for `dlq list --filter`."""
+    """List the saved selections, as filters for --where."""
     found = session.read_pages("dlq.saved", "selections")
     if not session.out.as_json:
         for saved in found["selections"]:

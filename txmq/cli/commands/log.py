@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import time
 from itertools import islice
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -13,12 +12,16 @@ import typer
 from txmq.cli.command import broker_command, local_command
 from txmq.cli.commands.log_backup import backup, lost, restore
 from txmq.cli.options import (
+    DataDir,
     KeyFilter,
     MessageIdFilter,
     PartitionFilter,
+    SettingsPath,
     StoredBefore,
     StoredFrom,
     Yes,
+    data_directory,
+    offline_settings,
 )
 from txmq.cli.options import Topic as TopicArgument
 from txmq.cli.output import FAILED, Output, format_time
@@ -36,9 +39,6 @@ app = typer.Typer(
     help="Verify, print, search, repair, back up and restore the log of a broker, or an archive.",
 )
 FOUND_COLUMNS = ("message_id", "state", "partition", "offset", "key", "tag", "stored_at", "body")
-Data = Annotated[
-    Path, typer.Argument(metavar="DIR", help="Data directory, or directory of an archive.")
-]
 Deep = Annotated[
     bool,
     typer.Option("--deep", help="Also rebuild the index in memory, and compare all rows."),
@@ -70,8 +70,10 @@ Copy = Annotated[
 Limit = Annotated[int | None, typer.Option(min=1, help="Maximum number of results.")]
 
 
-@local_command(app, "verify", example="txmq log verify /var/lib/txmq --deep")
-def verify(out: Output, data: Data, *, deep: Deep = False) -> None:
+@local_command(app, "verify", example="txmq log verify --data /var/lib/txmq --deep")
+def verify(
+    out: Output, *, data: DataDir = None, config: SettingsPath = None, deep: Deep = False
+) -> None:
     """Read all records, and compare the index with the log. Exit status 1: there is
     damage. What a repair has given up is listed as lost, and does not count.
     """
@@ -79,9 +81,9 @@ def verify(out: Output, data: Data, *, deep: Deep = False) -> None:
     from txmq.broker.data_directory.verify import verify_log
     from txmq.store.filesystem import RealFileSystem
 
-    fs = RealFileSystem()
-    found = verify_log(fs, str(data), durable=durable_position(fs, data))
-    index = check_index(fs, data, found.log_id, lost=found.lost, deep=deep)
+    fs, directory = RealFileSystem(), data_directory(data, config)
+    found = verify_log(fs, str(directory), durable=durable_position(fs, directory))
+    index = check_index(fs, directory, found.log_id, lost=found.lost, deep=deep)
     out.show(_log_fields(found) | _index_fields(index))
     if found.damaged or (index is not None and (index.misplaced or index.different)):
         raise typer.Exit(FAILED)
@@ -109,11 +111,12 @@ def _index_fields(index: IndexReport | None) -> dict[str, Any]:
     return fields | {"misplaced": misplaced, "different": list(index.different), "lost": lost}
 
 
-@local_command(app, "dump", example="txmq log dump /var/lib/txmq --topic orders --limit 20")
-def dump(
+@local_command(app, "dump", example="txmq log dump --data /var/lib/txmq --topic orders --limit 20")
+def dump(  # noqa: PLR0913  # its options
     out: Output,
-    data: Data,
     *,
+    data: DataDir = None,
+    config: SettingsPath = None,
     start: Start = 0,
     end: End = 0,
     kind: Kind = None,
@@ -132,7 +135,7 @@ def dump(
     unknown = sorted(set(kind or ()) - {*log_dump.kinds(), "Lost"})
     if unknown:
         raise typer.BadParameter(f"unknown kind {unknown[0]!r}: use {', '.join(log_dump.kinds())}")
-    fs, directory = RealFileSystem(), str(data)
+    fs, directory = RealFileSystem(), str(data_directory(data, config))
     files, log_id = LogFiles(fs, directory), read_log_id(fs, directory)
     names = {} if log_id is None else log_dump.topic_names(fs, directory, log_id, files)
     files.damaged.clear()
@@ -148,12 +151,13 @@ def dump(
         raise typer.Exit(FAILED)
 
 
-@local_command(app, "find", example="txmq log find /var/lib/txmq/archive orders --key o-17")
+@local_command(app, "find", example="txmq log find orders --data /var/lib/txmq/archive --key o-17")
 def find(  # noqa: PLR0913  # its options
     out: Output,
-    data: Data,
     topic: TopicArgument,
     *,
+    data: DataDir = None,
+    config: SettingsPath = None,
     key: KeyFilter = None,
     message: MessageIdFilter = None,
     start: StoredFrom = None,
@@ -169,7 +173,7 @@ def find(  # noqa: PLR0913  # its options
     from txmq.model.message import parse_message_id
     from txmq.store.filesystem import RealFileSystem
 
-    files = LogFiles(RealFileSystem(), str(data))
+    files = LogFiles(RealFileSystem(), str(data_directory(data, config)))
     query = SearchQuery(
         key, None if message is None else parse_message_id(message), start, end, bodies=True
     )
@@ -189,8 +193,10 @@ def _record_text(record: dict[str, Any]) -> str:
     return f"{record['position']} {format_time(record['stored_at'])} {record['kind']} {event}"
 
 
-@local_command(app, "repair", example="txmq log repair /var/lib/txmq")
-def repair(out: Output, data: Data, *, yes: Yes = False) -> None:
+@local_command(app, "repair", example="txmq log repair --data /var/lib/txmq")
+def repair(
+    out: Output, *, data: DataDir = None, config: SettingsPath = None, yes: Yes = False
+) -> None:
     """Accept the loss of damaged records, so that the broker can start. A copy of the
     damaged files is kept.
     """
@@ -198,23 +204,25 @@ def repair(out: Output, data: Data, *, yes: Yes = False) -> None:
     from txmq.store.filesystem import RealFileSystem
     from txmq.store.log.repair import repair as repair_log
 
+    directory = data_directory(data, config)
     out.confirm(
-        f"Give up the damaged records in {data}? Restore a backup instead, if there is one.",
+        f"Give up the damaged records in {directory}? Restore a backup instead, if there is one.",
         yes=yes,
     )
     fs = RealFileSystem()
-    lost = repair_log(fs, str(data), durable=durable_position(fs, data))
+    lost = repair_log(fs, str(directory), durable=durable_position(fs, directory))
     out.show({"lost": [damage._asdict() for damage in lost]})
 
 
-@local_command(app, "rebuild", example="txmq log rebuild /var/lib/txmq")
-def rebuild(out: Output, data: Data, *, copy: Copy = False) -> None:
+@local_command(app, "rebuild", example="txmq log rebuild --data /var/lib/txmq")
+def rebuild(
+    out: Output, *, data: DataDir = None, config: SettingsPath = None, copy: Copy = False
+) -> None:
     """Rebuild the index from the newest snapshot and the log."""
     from txmq.broker.data_directory.offline import rebuild as rebuild_index
-    from txmq.config.broker import load_broker
     from txmq.store.filesystem import RealFileSystem
 
-    settings = load_broker(None, {"data": data}).broker
+    settings = offline_settings(data, config).broker
     report = rebuild_index(RealFileSystem(), settings, time.time_ns() // 1_000, copy=copy)
     out.show(report._asdict())
 

@@ -11,7 +11,15 @@ import typer
 
 from txmq.cli.command import CommandSession, connect
 from txmq.cli.database import open_database
-from txmq.cli.options import DEFAULT_BROKER, BrokerUrl, Operator
+from txmq.cli.options import (
+    DEFAULT_BROKER,
+    BrokerUrl,
+    DataDir,
+    Operator,
+    SettingsPath,
+    data_directory,
+    offline_settings,
+)
 from txmq.cli.output import FAILED, Output, format_time
 from txmq.cli.parsers import is_number, parse_bytes, parse_time
 from txmq.cli.status_line import StatusLine
@@ -34,12 +42,6 @@ def parse_rate(text: str) -> int:
 
 
 Backup = Annotated[Path, typer.Argument(metavar="BACKUP", help="Directory of the backup.")]
-Stopped = Annotated[
-    Path | None,
-    typer.Option(
-        "--data", metavar="DIR", help="Back up the data directory of a stopped broker instead."
-    ),
-]
 Rate = Annotated[
     int,
     typer.Option(
@@ -48,9 +50,6 @@ Rate = Annotated[
 ]
 Verify = Annotated[
     bool, typer.Option("--verify", help="Only read the whole backup, and say what is wrong.")
-]
-NewData = Annotated[
-    Path, typer.Option("--data", metavar="DIR", help="Empty directory to restore into.")
 ]
 UntilText = Annotated[
     str | None,
@@ -105,12 +104,14 @@ def backup(
     target: Backup,
     *,
     broker: BrokerUrl = DEFAULT_BROKER,
-    data: Stopped = None,
+    data: DataDir = None,
+    config: SettingsPath = None,
     rate: Rate = DEFAULT_RATE,  # type: ignore[assignment]  # typer parses the default
     verify: Verify = False,
 ) -> None:
-    """Back up the log of a running broker of this machine, or bring a backup up to
-    date. Exit status 1 with --verify: the backup is damaged.
+    """Back up the log of a running broker of this machine, or with --data or --config
+    of a stopped one; bring a backup up to date. Exit status 1 with --verify: the backup
+    is damaged.
     """
     from txmq.store.backup import BackupSource, back_up
     from txmq.store.filesystem import RealFileSystem
@@ -121,10 +122,11 @@ def backup(
             report = _verified(str(target), progress)
         else:
             source: BackupSource
-            if data is not None:
+            if data is not None or config is not None:
                 from txmq.broker.data_directory.backup_source import StoppedLog
 
-                source = opened.enter_context(closing(StoppedLog(fs, str(data))))
+                directory = str(data_directory(data, config))
+                source = opened.enter_context(closing(StoppedLog(fs, directory)))
             else:
                 from txmq.cli.running_log import RunningLog
 
@@ -173,19 +175,25 @@ def _verified(target: str, progress: Progress) -> dict[str, Any]:
     }
 
 
-def restore(out: Output, source: Backup, *, data: NewData, until: UntilText = None) -> None:
+def restore(
+    out: Output,
+    source: Backup,
+    *,
+    data: DataDir = None,
+    config: SettingsPath = None,
+    until: UntilText = None,
+) -> None:
     """Restore a backup into an empty directory. What was stored after its end, or after
     --until, is lost; clients notice by the log's incarnation, which is another one.
     """
     from txmq.broker.data_directory.restore import restore_log
-    from txmq.config.broker import load_broker
     from txmq.store.filesystem import RealFileSystem
     from txmq.store.restore import Until
 
     point = Until()
     if until is not None:
         point = Until(position=int(until)) if is_number(until) else Until(time=parse_time(until))
-    settings = load_broker(None, {"data": data}).broker
+    settings = offline_settings(data, config).broker
     with closing(Progress(out)) as progress:
         report = restore_log(RealFileSystem(), source, settings, progress, point)
     out.show(

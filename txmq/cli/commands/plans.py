@@ -46,7 +46,7 @@ Plan = Annotated[str, typer.Argument(metavar="PLAN", parser=parse_name, help="Na
 
 
 @broker_command(
-    app, "create", example="txmq plan create billing -w error=KeyError --name mend --canary 9"
+    app, "create", example="txmq plan create billing -w error:KeyError --name mend --canary 9"
 )
 def create(  # noqa: PLR0913  # its options
     session: CommandSession,

@@ -23,7 +23,7 @@ COLUMNS = (
 )  # fmt: skip
 
 
-@broker_command(app, "set", example="txmq policy set billing --after 1h --where error=TimeoutError")
+@broker_command(app, "set", example="txmq policy set billing --after 1h --where error:TimeoutError")
 def set_(  # noqa: PLR0913  # its options
     session: CommandSession,
     group: Group,
@@ -63,7 +63,7 @@ def set_(  # noqa: PLR0913  # its options
     }  # fmt: skip
     session.show(
         "policy.set", group=group, after_s=after, on_version=on_version, max_replays=max_replays,
-        settings=settings, operator=operator, reason=reason, **selection_args(where, select),
+        settings=settings, operator=operator, reason=reason, **selection_args(group, where, select),
     )  # fmt: skip
 
 

@@ -74,7 +74,7 @@ All = Annotated[bool, typer.Option("--all", help="All messages of the store.")]
 Dir = Annotated[
     Path | None,
     typer.Option(
-        "--dir", metavar="DIR", help="Directory on this machine, in use, left behind or copied."
+        "--data", metavar="DIR", help="Directory on this machine, in use, left behind or copied."
     ),
 ]
 Force = Annotated[
@@ -82,7 +82,7 @@ Force = Annotated[
 ]
 
 
-@local_command(app, "list", example="txmq recover list --dir /var/lib/shop")
+@local_command(app, "list", example="txmq recover list --data /var/lib/shop")
 def list_(
     out: Output,
     group: MaybeGroup = None,
@@ -167,7 +167,7 @@ def retry(  # noqa: PLR0913  # its options
         _send(session, "recover.retry", places, **of_store, operator=operator, reason=reason)
 
 
-@local_command(app, "drop", example="txmq recover drop --dir /var/lib/shop --reason 'of a test'")
+@local_command(app, "drop", example="txmq recover drop --data /var/lib/shop --reason 'of a test'")
 def drop(  # noqa: PLR0913  # its options
     out: Output,
     group: MaybeGroup = None,
@@ -199,7 +199,7 @@ def drop(  # noqa: PLR0913  # its options
         _send(session, "recover.drop", places, **of_store, operator=operator, reason=reason)
 
 
-@local_command(app, "adopt", example="txmq recover adopt --dir /var/lib/shop/failed")
+@local_command(app, "adopt", example="txmq recover adopt --data /var/lib/shop/failed")
 def adopt(  # noqa: PLR0913  # its options
     out: Output,
     group: MaybeGroup = None,
@@ -283,16 +283,16 @@ def _show_messages(out: Output, shown: dict[str, Any]) -> None:
 
 
 def _require_nothing_named(*named: object) -> None:
-    """Raise BadParameter where --dir, which means all of a directory, is not alone."""
+    """Raise BadParameter where --data, which means all of a directory, is not alone."""
     if any(named):
         raise typer.BadParameter(
-            "--dir means everything in the directory: name no GROUP, STORE or message with it"
+            "--data means everything in the directory: name no GROUP, STORE or message with it"
         )
 
 
 def _store_args(group: str | None, store: str | None) -> dict[str, Any]:
     if group is None or store is None:
-        raise typer.BadParameter("name GROUP and STORE (txmq recover list), or use --dir DIR")
+        raise typer.BadParameter("name GROUP and STORE (txmq recover list), or use --data DIR")
     return {"group": group, "store": store}
 
 

@@ -44,7 +44,6 @@ Broker = Annotated[
     str | None,
     typer.Option(
         "--broker",
-        "--url",
         envvar="TXMQ_BROKER",
         metavar="URL",
         help="URL of the broker.",

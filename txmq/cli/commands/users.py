@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from txmq.cli.command import CommandSession, broker_command, local_command
 from txmq.cli.commands import user_tokens
-from txmq.cli.options import Operator, Reason, User
+from txmq.cli.options import DataDir, Operator, Reason, SettingsPath, User, data_directory
 from txmq.cli.output import Output
 from txmq.cli.parsers import parse_name, parse_named_limit
 from txmq.cli.passwords import PasswordFile, new_verifier
@@ -155,9 +154,8 @@ def init_admin(
         str, typer.Argument(metavar="USER", parser=parse_name, help="Name of the admin.")
     ] = "admin",
     *,
-    data: Annotated[
-        Path, typer.Option(metavar="DIR", help="Data directory of a broker that is stopped.")
-    ],
+    data: DataDir = None,
+    config: SettingsPath = None,
     password_file: PasswordFile = None,
 ) -> None:
     """Make an admin in the data directory of a stopped broker: the first one, or again
@@ -166,7 +164,8 @@ def init_admin(
     from txmq.broker.data_directory.first_admin import make_admin
     from txmq.store.filesystem import RealFileSystem
 
-    make_admin(RealFileSystem(), data, user, new_verifier(out, password_file))
+    directory = data_directory(data, config)
+    make_admin(RealFileSystem(), directory, user, new_verifier(out, password_file))
     out.show({"user": user, "roles": ["admin"]})
 
 

@@ -47,7 +47,7 @@ def existing_identity(directory: str) -> StoreIdentity:
     if identity is None:
         raise StoreError(
             f"{directory}: there is no local store",
-            hint="give the directory of one store: `txmq recover list --dir DIR` names them",
+            hint="give the directory of one store: `txmq recover list --data DIR` names them",
         )
     return identity
 

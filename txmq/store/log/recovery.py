@@ -85,7 +85,7 @@ class FoundLog(NamedTuple):
 
 _COPY = (
     "if this directory is a copy that was made while its broker ran:"
-    " `txmq log rebuild DIR --copy`; else " + _REPAIR
+    " `txmq log rebuild --data DIR --copy`; else " + _REPAIR
 )
 
 
