@@ -32,7 +32,7 @@ from txmq.client.aio.transaction.xa_resource import XaResource
 from txmq.client.aio.typed import TypedTopic
 from txmq.client.protocol.audit import AuditEntry
 from txmq.client.protocol.awaited.plans import ReplayPlan
-from txmq.client.protocol.consumer.fetched import ReceivedBatch
+from txmq.client.protocol.consumer.fetched import DeliveredMessage, ReceivedBatch
 from txmq.client.protocol.letter_changes import (
     ChangedLetters,
     ExportedLetters,

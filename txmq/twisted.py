@@ -29,7 +29,7 @@ from typing import Unpack, overload
 
 from txmq.client.protocol.audit import AuditEntry
 from txmq.client.protocol.awaited.plans import ReplayPlan
-from txmq.client.protocol.consumer.fetched import ReceivedBatch
+from txmq.client.protocol.consumer.fetched import DeliveredMessage, ReceivedBatch
 from txmq.client.protocol.letter_changes import (
     ChangedLetters,
     ExportedLetters,

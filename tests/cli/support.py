@@ -18,6 +18,7 @@ from txmq.cli.app import command_line
 from txmq.client.blocking.messages import BlockingMessageCalls
 from txmq.client.protocol.awaited.messages import AwaitedMessageCalls
 from txmq.client.protocol.transaction.job_decision import JobOutcome
+from txmq.model.durations import Duration
 from txmq.model.message import COMMIT, Message, Receipt
 
 NOBODY = "txmq://127.0.0.1:1"
@@ -66,7 +67,7 @@ class StatedClient(AwaitedMessageCalls):
     async def call(self, name: str, args: dict[str, Any]) -> dict[str, Any]:
         return self._client.call(name, **args)
 
-    def job(self, token: Any = None, *, expire_after: float = 0.0) -> Any:
+    def job(self, token: Any = None, *, expire_after: Duration = 0.0) -> Any:
         assert expire_after
         return ScriptedJob(token, self._client)
 

@@ -53,7 +53,7 @@ def busy_log(url: str) -> Iterator[None]:
 
 def run_until(
     consumer: BlockingConsumer,
-    handler: Callable[..., object],
+    handler: Callable[..., Any],
     done: Callable[[], object],
     **options: Any,
 ) -> None:

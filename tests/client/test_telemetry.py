@@ -305,7 +305,7 @@ def test_errors_and_the_four_metrics(client: Client, seen: Seen, topic: str) -> 
     def fail(_message: Any) -> None:
         raise ZeroDivisionError("no")
 
-    later = txmq.RetryPolicy.table(PATIENCE_S)  # no message comes again meanwhile
+    later = txmq.RetryPolicy((PATIENCE_S,))  # no message comes again meanwhile
     with client.consumer(fresh("g"), [topic], retry=later) as consumer:
         assert len(consumer.receive_many(1, PATIENCE_S)) == 1
         run_until(consumer, fail, lambda: consumer.stats.nacked >= 2)

@@ -161,7 +161,7 @@ def test_fault_76_in_a_storm_of_joins_and_leaves_each_key_comes_once_and_in_orde
         for _ in range(JOINS // 3):
             with client.consumer(group, [topic], mode="ordered", prefetch_messages=8) as consumer:
                 # It leaves soon, whether anything has come or not.
-                consumer.run(handle, threads=2, idle_exit=0.02)
+                consumer.run(handle, workers=2, idle_exit=0.02)
 
     steady = client.consumer(group, [topic], mode="ordered", prefetch_messages=8)
     members = [Thread(target=join_and_leave) for _ in range(3)]

@@ -88,7 +88,7 @@ async def inbox(row, driver):
         row = message.body.decode() + "-" + driver
         await connection.execute("INSERT INTO orders (id) VALUES ('%s')" % row)
     async with client(plan["url"]) as one:
-        async with await one.consumer(group, [plan["topic"]], session_s=1) as consumer:
+        async with await one.consumer(group, [plan["topic"]], session=1) as consumer:
             work = asyncio.create_task(consumer.run(apply, inbox=lambda: connect(driver)))
             while not work.done() and (await one.call("group.show", group=group))["lag"]:
                 await asyncio.sleep(0.02)

@@ -175,6 +175,6 @@ def test_handlers_with_an_inbox(real: RealBroker, connect: Connect, pool: Pooler
             cursor.execute("INSERT INTO effects VALUES (%s)", (message.body.decode(),))
 
     with client.consumer(fresh("g"), [topic]) as consumer:
-        drain(client, consumer, handle, inbox=lambda: psycopg2.connect(pool.dsn), threads=2)
+        drain(client, consumer, handle, inbox=lambda: psycopg2.connect(pool.dsn), workers=2)
         assert (consumer.stats.acked, consumer.stats.nacked, consumer.stats.retried) == (30, 0, 0)
     assert asked(pool.dsn, "SELECT count(*) FROM effects") == [(30,)]

@@ -27,8 +27,8 @@ def client(shared_broker: RealBroker) -> Iterator[Client]:
         yield client
 
 
-AT_ONCE = RetryPolicy.table(0, attempts=50)
-LONG: dict[str, float] = {"session_s": 3_600, "lease_s": 3_600}  # no heartbeat comes meanwhile
+AT_ONCE = RetryPolicy((0,), retries=50)
+LONG: dict[str, float] = {"session": 3_600, "lease": 3_600}  # no heartbeat comes meanwhile
 
 
 def test_messages_arrive_with_all_that_was_sent_and_acked_ones_do_not_come_again(
@@ -85,7 +85,7 @@ def test_batches_carry_columns(client: Client, joined: Callable[..., Consumer]) 
 def test_the_rest_of_a_batch_is_acked_soon(client: Client, joined: Callable[..., Consumer]) -> None:
     topic, group = fresh("t"), fresh("g")
     client.send_many(topic, [b"%d" % number for number in range(5)])
-    consumer = joined(group, topic, retry=RetryPolicy.table(1_000), **LONG)
+    consumer = joined(group, topic, retry=RetryPolicy((1_000,)), **LONG)
     batch = consumer.receive_batch(PATIENCE_S)
     assert batch is not None
     consumer.nack(batch.messages()[2], error="no")
@@ -98,10 +98,10 @@ def test_an_outstanding_message_outlives_its_lease_while_its_consumer_is_alive(
 ) -> None:
     topic, group = fresh("t"), fresh("g")
     client.send(topic, b"x")
-    slow = joined(group, topic, lease_s=6.0)
+    slow = joined(group, topic, lease=6.0)
     message = slow.receive(PATIENCE_S)
     assert message is not None
-    other = joined(group, topic, lease_s=6.0)
+    other = joined(group, topic, lease=6.0)
     assert other.receive(8.0) is None
     slow.ack(message, wait=True)
     assert floors(client, group) == 1
@@ -362,7 +362,7 @@ def test_a_message_whose_handler_returns_work_to_be_done_is_no_success(
 ) -> None:
     topic, group = fresh("t"), fresh("g")
     client.send_many(topic, [b"1", b"2"])
-    consumer = joined(group, topic, retry=RetryPolicy.table(0, attempts=0))
+    consumer = joined(group, topic, retry=RetryPolicy((0,), retries=0))
     drain(client, consumer, _returning(handler), batch=batch)
     letters = client.call("dlq.list", group=group)["letters"]
     assert {letter["error_type"] for letter in letters} == {"txmq.errors.base.LocalProtocolError"}

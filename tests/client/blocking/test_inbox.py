@@ -81,7 +81,7 @@ def test_each_message_takes_effect_and_is_acked(
     topic, group = fresh("t"), fresh("g")
     bodies = send(client, topic, 20)
     with consumer_of(client, group, topic) as consumer:
-        drain(client, consumer, take_effect, inbox=connect, threads=3)
+        drain(client, consumer, take_effect, inbox=connect, workers=3)
     assert effects(connect) == bodies
     assert client.call("group.show", group=group)["lag"] == 0
 
@@ -149,7 +149,7 @@ def test_what_fails_is_rolled_back_and_tried_again_later(
             raise ValueError("later")
 
     with consumer_of(client, group, topic, mode="ordered") as consumer:
-        drain(client, consumer, handle, inbox=connect, threads=2)
+        drain(client, consumer, handle, inbox=connect, workers=2)
         assert consumer.stats.nacked == 5
     assert effects(connect) == bodies
 
@@ -281,8 +281,8 @@ def test_two_members_and_lost_acks_still_make_one_effect_each(
     bodies = send(client, topic, 40)
     with ThreadPoolExecutor() as threads, closing(first):
         runs = [
-            threads.submit(first.run, take_effect, inbox=connect, threads=2),
-            threads.submit(drain, client, second, take_effect, inbox=connect, threads=2),
+            threads.submit(lambda: first.run(take_effect, inbox=connect, workers=2)),
+            threads.submit(drain, client, second, take_effect, inbox=connect, workers=2),
         ]
         wait_until(lambda: len(effects(connect)) == len(bodies), what="all effects")
     for ended in runs:
@@ -379,7 +379,7 @@ def test_restored_messages_of_an_ordered_group_come_before_later_ones_of_their_k
             take_effect,
             have_come(connect, 18),
             inbox=connect,
-            threads=2,
+            workers=2,
         )
     found = numbered_effects(connect)
     for key in range(3):
@@ -594,7 +594,7 @@ def test_work_left_in_a_handlers_result_rolls_its_transaction_back(
         take_effect(message, connection)
         return (None for _ in ())
 
-    with client.consumer(group, [topic], retry=RetryPolicy.table(0, attempts=0)) as consumer:
+    with client.consumer(group, [topic], retry=RetryPolicy((0,), retries=0)) as consumer:
         drain(client, consumer, handle, inbox=connect)
     assert effects(connect) == []
     assert len(client.call("dlq.list", group=group)["letters"]) == 2

@@ -226,7 +226,7 @@ def test_expired_messages_and_letters_do_not_come_again(client: Client, connect:
             raise ValueError("never")
 
     def once(count: int) -> None:
-        with client.consumer(group, [topic], retry=RetryPolicy.table(0, attempts=1)) as consumer:
+        with client.consumer(group, [topic], retry=RetryPolicy((0,), retries=1)) as consumer:
             drain(client, consumer, handle, have_come(connect, count), inbox=connect)
 
     once(1)

@@ -143,7 +143,7 @@ def test_a_dead_letter_parks_its_key_and_no_other(
         if message.body == b"2":
             consumer.dead_letter(message, "poison")
 
-    drain(client, consumer, handle, lambda: shown(client, group)["parked"] == 2, threads=2)
+    drain(client, consumer, handle, lambda: shown(client, group)["parked"] == 2, workers=2)
     assert sorted(handled) == [b"0", b"1", b"2", b"3", b"5", b"7"]
 
 

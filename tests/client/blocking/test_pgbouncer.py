@@ -91,6 +91,6 @@ def test_handlers_with_an_inbox(
             cursor.execute("INSERT INTO effects VALUES (%s)", (message.body.decode(),))
 
     with client.consumer(fresh("g"), [topic]) as consumer:
-        drain(client, consumer, handle, inbox=lambda: DRIVERS[driver](pooled), threads=2)
+        drain(client, consumer, handle, inbox=lambda: DRIVERS[driver](pooled), workers=2)
         assert (consumer.stats.acked, consumer.stats.nacked, consumer.stats.retried) == (30, 0, 0)
     assert asked(shared_database, "SELECT count(*) FROM effects") == [(30,)]

@@ -366,7 +366,7 @@ def test_a_consumers_store_does_not_take_a_new_message_for_a_lost_one(
             raise KeyError("k")
 
     def consume(client: Client, count: int) -> int:
-        later = RetryPolicy.table(PATIENCE_S, attempts=3)
+        later = RetryPolicy((PATIENCE_S,), retries=3)
         with client.consumer(group, [topic], retry=later, **store) as consumer:
             run_until(
                 consumer,

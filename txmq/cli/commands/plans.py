@@ -87,7 +87,7 @@ def create(  # noqa: PLR0913  # its options
     """Make a plan of dead letters, which are fixed from then on. `plan start` begins
     it.
     """
-    chosen = chosen_letters(letter, where, select, everything=everything)
+    chosen = chosen_letters(group, letter, where, select, everything=everything)
     if pause and not canary:
         raise typer.BadParameter("--pause is behind a canary: use --canary N, too")
     settings = {

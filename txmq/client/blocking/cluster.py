@@ -26,7 +26,7 @@ from txmq.client.blocking.typed import TypedTopicCalls
 from txmq.client.protocol.awaited.cluster_calls import ClusterCalls, OneBrokerCalls
 from txmq.client.protocol.consumer.settings import ConsumerOptions
 from txmq.client.protocol.offsets import OffsetStore
-from txmq.client.protocol.reader import Found, ReaderStart
+from txmq.client.protocol.reader import ReaderStart
 from txmq.client.protocol.sender.batches import StoredBatch
 from txmq.client.protocol.sender.multi_send import SenderStats
 from txmq.client.protocol.sender.routing import (
@@ -51,6 +51,7 @@ from txmq.client.protocol.transaction.options import (
 from txmq.client.protocol.typed.bodies import Topics
 from txmq.errors import TxmqError
 from txmq.faces import blocking, iterating
+from txmq.model.durations import Duration, seconds_of
 from txmq.model.message import Message, Receipt
 
 if TYPE_CHECKING:  # psycopg2 is for programs that have a database

@@ -18,7 +18,7 @@ from txmq.client.protocol.awaited.block import BlockSteps
 from txmq.client.protocol.transaction.lifecycle import Stage
 from txmq.client.protocol.transaction.operations import BundleOperations
 from txmq.errors import TxmqError
-from txmq.model.durations import Duration, seconds_of
+from txmq.model.durations import Duration
 from txmq.model.message import Receipt
 
 

@@ -19,6 +19,7 @@ from txmq.client.protocol.awaited.block import BlockSteps
 from txmq.client.protocol.transaction.lifecycle import Stage
 from txmq.client.protocol.transaction.operations import BundleOperations
 from txmq.faces import block, run
+from txmq.model.durations import Duration
 from txmq.model.message import Receipt
 
 

@@ -22,6 +22,7 @@ from txmq.client.protocol.sender.routing import Routing
 from txmq.client.protocol.transaction.lifecycle import Stage
 from txmq.client.protocol.transaction.state import TransactionState
 from txmq.errors import TxmqError
+from txmq.model.durations import Duration, seconds_of
 
 B = TypeVar("B", bound=StoringBundle[Any])
 K = TypeVar("K", bound=StoringCore)
@@ -108,8 +109,8 @@ class BlockSteps(TransactionState[B, K]):
         """Return the database's part of a savepoint."""
         return nullcontext()
 
-    async def _wait_published(self, timeout: float) -> None:  # noqa: ASYNC109  # of the user
+    async def _wait_published(self, timeout: Duration) -> None:  # noqa: ASYNC109  # of the user
         self._require_committed()
-        deadline = self._core.seconds() + timeout
+        deadline = self._core.seconds() + seconds_of(timeout, "timeout")
         for bundle in self._bundles:
             await bundle.wait_published(deadline)

@@ -61,7 +61,7 @@ class Job:
         """
         return await self._decide(COMMIT, winners)
 
-    async def wait_published(self, winners: Iterable[UUID], timeout: float = 5.0) -> bool:  # noqa: ASYNC109  # as of the blocking face
+    async def wait_published(self, winners: Iterable[UUID], timeout: Duration = 5.0) -> bool:  # noqa: ASYNC109  # as of the blocking face
         """Wait until consumers can see these bundles of a committed job; False = not
         yet.
 

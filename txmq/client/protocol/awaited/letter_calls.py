@@ -33,13 +33,14 @@ from txmq.client.protocol.message_search import message_id_of
 from txmq.client.protocol.named_jobs import current_job
 from txmq.client.protocol.transaction.job_decision import require_committed
 from txmq.crashpoints import crashpoint
+from txmq.model.durations import Duration, seconds_of
 from txmq.model.message import Receipt
 
 
 class JobClient(AwaitedClient, Protocol):
     """A client that has jobs."""
 
-    def job(self, token: UUID, *, expire_after: float) -> Job: ...
+    def job(self, token: UUID, *, expire_after: Duration) -> Job: ...
 
 
 class AwaitedLetterCalls:
@@ -115,12 +116,12 @@ class AwaitedLetterCalls:
         member: str,
         operator: str,
         reason: str = "",
-        timeout: float = 30.0,  # noqa: ASYNC109  # as of the blocking face
+        timeout: Duration = 30.0,  # noqa: ASYNC109  # as of the blocking face
     ) -> Trial:
         """Deliver an open dead letter once, to one member of its group, and wait for
         the outcome. If the member fails it, it is a dead letter again.
         """
-        until = self._core.seconds() + timeout
+        until = self._core.seconds() + seconds_of(timeout, "timeout")
         tried = await self._core.call("dlq.try", try_args(letter, member, operator, reason))
         wanted = tried_args(letter, tried)
         while (found := Trial(**await self._core.call("dlq.tried", wanted))).outcome == NO_ANSWER:

@@ -17,6 +17,7 @@ from txmq.client.protocol.letter_edits import BodyCheck, edit_args, revert_args
 from txmq.client.protocol.letters import DeadLetter, LetterOptions, LetterSearch
 from txmq.client.protocol.message_search import FoundMessage, MessageSearch, message_id_of
 from txmq.client.protocol.transaction.tokens import new_token, parse_token
+from txmq.model.durations import Duration
 from txmq.model.message import Receipt
 
 
@@ -77,7 +78,10 @@ class AwaitedMessageCalls(AwaitedLetterCalls):
                 yield letter
 
     def job(
-        self: AwaitedClient, token: UUID | bytes | str | None = None, *, expire_after: float = 0.0
+        self: AwaitedClient,
+        token: UUID | bytes | str | None = None,
+        *,
+        expire_after: Duration = 0.0,
     ) -> Job:
         """Return the job with this token, or a new job: see Job.
 

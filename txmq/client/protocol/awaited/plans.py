@@ -19,6 +19,7 @@ from txmq.client.protocol.plans import (
     parse_status,
 )
 from txmq.errors import RequestTimeout
+from txmq.model.durations import Duration, seconds_of
 
 POLL_S = 0.1
 
@@ -67,14 +68,15 @@ class ReplayPlan:
             for letter in pages.read(await self._core.call("plan.letters", args)):
                 yield letter
 
-    async def wait(self, timeout: float | None = None) -> PlanStatus:  # noqa: ASYNC109  # as of the blocking face
+    async def wait(self, timeout: Duration | None = None) -> PlanStatus:  # noqa: ASYNC109  # as of the blocking face
         """Wait until the plan is paused or over, and return it. Raises RequestTimeout
-        after `timeout` seconds.
+        after `timeout`.
         """
-        until = None if timeout is None else self._core.seconds() + timeout
+        seconds = seconds_of(timeout, "timeout")
+        until = None if seconds is None else self._core.seconds() + seconds
         while (shown := await self.show()).state not in RESTING:
             if until is not None and self._core.seconds() >= until:
-                raise RequestTimeout(f"plan {self.name!r} is {shown.state} after {timeout} s")
+                raise RequestTimeout(f"plan {self.name!r} is {shown.state} after {seconds} s")
             await self._core.sleep(POLL_S)
         return shown
 
