@@ -1287,10 +1287,6 @@ FAULTS: dict[int, tuple[str, ...]] = {
         "test_a_run_that_is_at_work_is_no_other_checkpoint",
         "test_two_first_runs_at_the_same_time_leave_one_id",
     ),
-    268: (
-        "test_a_failure_is_raised_at_once_and_the_jobs_of_other_actions_are_cancelled",
-        "test_actions_have_the_properties_of_the_caller_and_none_of_one_another",
-    ),
     236: (
         "test_a_read_whose_workers_are_killed_has_each_message_once",
         "test_a_reconciliation_whose_workers_are_killed_makes_the_same_plan",

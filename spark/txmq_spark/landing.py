@@ -101,9 +101,9 @@ def _have_same_id(spark: SparkSession, options: LandOptions) -> bool:
     # two steps.
     while known is None or known != own:
         if own is None:
-            checkpoint.write(LANDING_ID, uuid4().hex.encode())
+            checkpoint.write(LANDING_ID, uuid4().hex)
         else:
-            directory.write(LANDING_ID, own.encode())
+            directory.write(LANDING_ID, own)
             known = own
         own = checkpoint.read(LANDING_ID, LARGEST_ID)
     return directory.read(LANDING_ID, LARGEST_ID) == own  # that of another checkpoint may be later

@@ -5,13 +5,13 @@ snapshot had its message sent before, unless the transaction is still undecided.
 plan is a function of the two, byte for byte. Nothing is changed.
 
 What grows with the letters stays in executors: they read letters, log and tables, ask
-the broker, join and classify. The driver has counts. A few letters it has itself.
+the broker, join and classify. The driver has counts.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from typing import NamedTuple
 
 from psycopg2.sql import Identifier
@@ -21,12 +21,7 @@ from txmq.errors import ConfigError
 from txmq_spark.database.mapping import Mapping
 from txmq_spark.database.snapshot import open_snapshot
 from txmq_spark.evidence.broker_frames import letter_frame, log_frame
-from txmq_spark.evidence.database_tables import (
-    evidence_names,
-    evidence_pages,
-    query_tables,
-    read_tables,
-)
+from txmq_spark.evidence.database_tables import evidence_names, query_tables, read_tables
 from txmq_spark.evidence.inputs import Inputs, fix_inputs, mapping_of_read, require_same_topics
 from txmq_spark.evidence.letter_evidence import EvidenceTables, join_evidence
 from txmq_spark.evidence.missing_messages import missing_rows
@@ -36,24 +31,15 @@ from txmq_spark.plan.directory import (
     PlanInputs,
     PlanMade,
     PlanManifest,
-    PlanRows,
     StoredPlan,
     write_plan,
 )
-from txmq_spark.plan.few_letters import FewLetters, FewMissing
-from txmq_spark.plan.many_letters import ManyLetters, ManyMissing
-from txmq_spark.plan.parts import PlanPart, arranged, in_parts
+from txmq_spark.plan.parts import arranged, in_parts, part_digests
 from txmq_spark.plan.rules import LetterClass, PlanRules, classified
-from txmq_spark.plan.summary import MissingSummary, PlanSummary
-from txmq_spark.session.concurrent_actions import at_once
-from txmq_spark.session.java_classes import keep_classes
+from txmq_spark.plan.summary import PlanSummary, summarized
 from txmq_spark.session.kept_frames import KeptFrames, computed
 from txmq_spark.session.query_errors import job_errors
-from txmq_spark.session.spark_session import planned_once
 from txmq_spark.source.broker_link import BrokerLink
-
-# what one task reads in a second or two
-FEW_LETTERS, FEW_MESSAGES, FEW_PAGES = 5_000, 100_000, 2_048
 
 
 class ReconcileOptions(NamedTuple):
@@ -77,39 +63,22 @@ class _Evidence(NamedTuple):
     tables: EvidenceTables
     log: DataFrame | None  # None without a database
     kept: KeptFrames
-    few: bool
-
-
-class _JudgedLetters(NamedTuple):
-    """The letters of a plan with their classes, and the digests of their parts."""
-
-    frame: DataFrame
-    letters: ManyLetters | FewLetters
-    parts: tuple[PlanPart, ...]
-
-
-class _FoundMissing(NamedTuple):
-    """What is missing, and its counts."""
-
-    rows: ManyMissing | FewMissing
-    summary: MissingSummary
 
 
 class Reconciliation(NamedTuple):
-    """A plan and what it is about. Its rows are in executors until the block of
-    `reconciled` ends, or in the driver where they are few.
+    """A plan and what it is about. Its frames are there until the block of `reconciled`
+    ends.
     """
 
     manifest: PlanManifest
     made: PlanMade
     summary: PlanSummary
     letters: DataFrame
-    rows: PlanRows
+    missing: DataFrame
 
     def write(self, path: str) -> StoredPlan:
         """Write the plan into a directory of any file system that Spark knows."""
-        spark = self.letters.sparkSession
-        return write_plan(spark, path, self.manifest, self.made, self.rows)
+        return write_plan(path, self.manifest, self.made, self.letters, self.missing)
 
 
 @contextmanager
@@ -122,7 +91,6 @@ def reconciled(spark: SparkSession, options: ReconcileOptions) -> Iterator[Recon
         raise ConfigError(
             "applied", "a query is about one group", hint="reconcile each group by itself"
         )
-    keep_classes(spark)
     with ExitStack() as stack:
         stack.enter_context(job_errors())
         snapshot = None
@@ -135,34 +103,20 @@ def reconciled(spark: SparkSession, options: ReconcileOptions) -> Iterator[Recon
         inputs = fix_inputs(link, snapshot, options.groups, options.topics)
         mapping = mapping_of_read(link, options.mapping, inputs.ends)
         options = options._replace(mapping=mapping)
-        kept, few = stack.enter_context(KeptFrames()), _is_few(inputs, options)
-        with planned_once(spark) if few else nullcontext():
-            tables, log = EvidenceTables(), None
-            if snapshot is not None:
-                # To keep few rows costs more than to read them again, in the same
-                # snapshot.
-                of_tables = None if few else kept
-                tables = read_tables(
-                    spark, snapshot, inputs.groups, options.mapping, of_tables, few=few
-                )
-                log = kept.keep(log_frame(spark, inputs, options.mapping, few=few))
-            found = _reconcile(_Evidence(spark, options, inputs, tables, log, kept, few))
-        yield found
-
-
-def reconcile(spark: SparkSession, options: ReconcileOptions, path: str) -> Reconciliation:
-    """Classify the letters, and write a plan into a directory. Raises TxmqError."""
-    with reconciled(spark, options) as found:
-        stored = found.write(path)
-        return found._replace(letters=stored.letters)
+        kept, tables, log = stack.enter_context(KeptFrames()), EvidenceTables(), None
+        if snapshot is not None:
+            tables = read_tables(spark, snapshot, inputs.groups, mapping, kept)
+            log = kept.keep(log_frame(spark, inputs, mapping))
+        yield _reconcile(_Evidence(spark, options, inputs, tables, log, kept))
 
 
 def _reconcile(read: _Evidence) -> Reconciliation:
-    # While the driver plans one, executors work on the other.
-    plan, missing = at_once(read.spark, lambda: _judge(read), lambda: _find_missing(read))
     options, inputs, snapshot = read.options, read.inputs, read.inputs.snapshot
-    now = snapshot.at if snapshot else plan.letters.youngest()
-    summary = plan.letters.summary(missing.summary, now)
+    letters = _judged(read)
+    parts = part_digests(letters)
+    missing = missing_rows(read.spark, inputs, options.mapping, read.tables, read.log, read.kept)
+    read.kept.keep(missing)
+    summary = summarized(letters, missing, snapshot.at if snapshot else None)
     groups = [group.name for group in inputs.groups]
     manifest = PlanManifest(
         facts=PlanInputs(
@@ -185,38 +139,23 @@ def _reconcile(read: _Evidence) -> Reconciliation:
             group: sum(summary.replayed.get((group, cls), 0) for cls in LetterClass)
             for group in groups
         },
-        parts=plan.parts,
+        parts=parts,
     )
     require_same_topics(inputs)
     made = PlanMade()
     if snapshot is not None:
         made = PlanMade(snapshot=snapshot.visible, snapshot_at=snapshot.at)
-    rows = PlanRows(plan.letters, missing.rows)
-    return Reconciliation(manifest.sealed(), made, summary, plan.frame, rows)
+    return Reconciliation(manifest.sealed(), made, summary, letters, missing)
 
 
-def _judge(read: _Evidence) -> _JudgedLetters:
-    """Return the letters with their classes, and the digests of their parts."""
+def _judged(read: _Evidence) -> DataFrame:
+    """Return the letters with their classes, in the parts of a plan."""
     options, inputs = read.options, read.inputs
     # listed once, because several joins must see the same letters
-    listed = computed(letter_frame(read.spark, inputs, options.mapping, few=read.few))
-    places = sum(map(sum, inputs.ends.values()))
-    placed = in_parts(listed, places * len(inputs.groups))
-    evidence = join_evidence(placed.frame, read.log, read.tables, few=read.few)
+    placed = in_parts(computed(letter_frame(read.spark, inputs, options.mapping)))
+    evidence = join_evidence(placed.frame, read.log, read.tables)
     states = with_state_words(evidence, options.url, inputs.snapshot)
-    judged = classified(states, options.rules, few=read.few)
-    frame = read.kept.keep(arranged(judged, placed.parts))
-    letters = FewLetters.of(frame) if read.few else ManyLetters(frame)
-    return _JudgedLetters(frame, letters, letters.part_digests())
-
-
-def _find_missing(read: _Evidence) -> _FoundMissing:
-    """Return what is missing, and its counts."""
-    found = missing_rows(
-        read.spark, read.inputs, read.options.mapping, read.tables, read.log, read.kept
-    )
-    rows = FewMissing.of(found) if read.few else ManyMissing(read.kept.keep(found))
-    return _FoundMissing(rows, rows.summary())
+    return read.kept.keep(arranged(classified(states, options.rules), placed.parts))
 
 
 def _names_to_lock(dsn: str, options: ReconcileOptions) -> list[str | Identifier]:
@@ -226,18 +165,3 @@ def _names_to_lock(dsn: str, options: ReconcileOptions) -> list[str | Identifier
         with open_snapshot(dsn, standby=options.standby) as before:
             names += query_tables(before, options.mapping.applied)
     return names
-
-
-def _is_few(inputs: Inputs, options: ReconcileOptions) -> bool:
-    """Return True where one task for each step is faster than exchanges between
-    tasks.
-    """
-    bounds = zip(inputs.firsts.values(), inputs.ends.values(), strict=True)
-    messages = sum(sum(ends) - sum(firsts) for firsts, ends in bounds)
-    return (
-        inputs.letters <= FEW_LETTERS
-        and messages <= FEW_MESSAGES
-        and (
-            inputs.snapshot is None or evidence_pages(inputs.snapshot, options.mapping) <= FEW_PAGES
-        )
-    )

@@ -213,5 +213,5 @@ def small(run: Run) -> Iterator[Row]:
         f"plan of {FEW:,} letters, Java warm",
         "s",
         took["first_s"],
-        goal=at_most(5),
+        goal=at_most(10),
     )

@@ -12,12 +12,10 @@ from txmq_spark.plan.directory import (
     PlanInputs,
     PlanMade,
     PlanManifest,
-    PlanRows,
     StoredPlan,
     write_plan,
 )
-from txmq_spark.plan.many_letters import ManyLetters, ManyMissing
-from txmq_spark.plan.parts import arranged, in_parts
+from txmq_spark.plan.parts import arranged, in_parts, part_digests
 from txmq_spark.plan.rules import LetterClass, PlanRules, classified
 from txmq_spark.source.broker_link import BrokerLink
 
@@ -31,18 +29,18 @@ def planned(
     """Write a plan of these letters."""
     spark, rules = letters.sparkSession, rules or PlanRules()
     placed = in_parts(letters)
-    kept = ManyLetters(arranged(classified(placed.frame, rules), placed.parts).persist())
-    counts = {row["group"]: row["count"] for row in kept.rows.groupBy("group").count().collect()}
+    kept = arranged(classified(placed.frame, rules), placed.parts).persist()
+    counts = {row["group"]: row["count"] for row in kept.groupBy("group").count().collect()}
     manifest = PlanManifest(
         facts=PlanInputs(groups=tuple(sorted(counts)), log_id=log_id, firsts={}, ends={}),
         filters=PlanFilters.of(rules),
         letters={group: {LetterClass.REPLAY_ALONE: count} for group, count in counts.items()},
         replays=counts,
-        parts=kept.part_digests(),
+        parts=part_digests(kept),
     )
-    rows = PlanRows(kept, ManyMissing(spark.createDataFrame([], MISSING)))
-    stored = write_plan(spark, str(path), manifest.sealed(), PlanMade(), rows)
-    kept.rows.unpersist()
+    missing = spark.createDataFrame([], MISSING)
+    stored = write_plan(str(path), manifest.sealed(), PlanMade(), kept, missing)
+    kept.unpersist()
     return stored
 
 

@@ -24,7 +24,7 @@ from txmq.tx.postgres.session import connect
 from txmq.wire.data_requests import Opcode
 from txmq_spark.commands import command_line, stream_commands
 from txmq_spark.database.mapping import BusinessTable, Mapping
-from txmq_spark.reconcile import ReconcileOptions, reconcile
+from txmq_spark.reconcile import ReconcileOptions, reconciled
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -131,7 +131,8 @@ def test_a_reconciliation_whose_workers_are_killed_makes_the_same_plan(
             " CREATE VIEW slow AS SELECT id FROM orders"
             " WHERE id < 'k4' OR pg_advisory_xact_lock(18) IS NOT NULL"
         )
-        calm = reconcile(spark, options, str(tmp_path / "calm")).manifest
+        with reconciled(spark, options) as found:
+            calm = found.manifest
         cursor.execute("SELECT pg_advisory_lock(18)")
 
         def waits() -> bool:
@@ -144,11 +145,12 @@ def test_a_reconciliation_whose_workers_are_killed_makes_the_same_plan(
         port = connection.info.port
         with killed_reading(proxy) as readers, killed_while(waits, port, release) as copiers:
             disturbed = options._replace(url=proxy.url)
-            found = reconcile(spark, disturbed, str(tmp_path / "disturbed")).manifest
+            with reconciled(spark, disturbed) as found:
+                found.write(str(tmp_path / "disturbed"))
     assert readers
     assert copiers
     assert sum(calm.letters[topic].values()) == len(bodies[3:9])
-    assert found == calm
+    assert found.manifest == calm
 
 
 def test_a_watch_whose_workers_are_killed_tells_the_same_alerts(

@@ -135,13 +135,13 @@ def test_two_first_runs_at_the_same_time_leave_one_id(
     options = LandOptions("txmq://127.0.0.1:7650", lake, f"{lake}/_checkpoint", ("t",))
     write, written = Directory.write, list[str]()
 
-    def in_turns(self: Directory, name: str, data: bytes) -> None:
+    def in_turns(self: Directory, name: str, text: str) -> None:
         written.append(self.path)
         if written == [options.checkpoint, options.path]:
             # The other run had seen no id, either, and has just written its own.
             for place in (options.checkpoint, options.path):
-                write(Directory(spark, place), name, b"b" * 32)
-        write(self, name, data)
+                write(Directory(spark, place), name, "b" * 32)
+        write(self, name, text)
 
     monkeypatch.setattr(Directory, "write", in_turns)
     require_same_batches(spark, options)

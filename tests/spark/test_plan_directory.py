@@ -114,7 +114,7 @@ def test_a_plan_that_was_changed_is_refused(
     with pytest.raises(ConfigError, match="Checksum error"):
         read_plan(spark, str(path))
     for says, text in texts.items():
-        Directory(spark, str(path)).write(MANIFEST, text.encode())
+        Directory(spark, str(path)).write(MANIFEST, text)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(plan_directory, "LARGEST_MANIFEST", 1_900)
             refused(spark, path, says)
@@ -172,5 +172,5 @@ def test_a_rename_that_is_refused_is_an_error(
     files.rename = Mock(return_value=False)
     monkeypatch.setattr(directory, "_files", files)
     with pytest.raises(JobFailed, match=r"renamed to plan\.json"):
-        directory.write(MANIFEST, b"{}")
+        directory.write(MANIFEST, "{}")
     assert MANIFEST not in directory.names()

@@ -273,7 +273,7 @@ class Reconciled(NamedTuple):
 def made(
     spark: SparkSession, failed: ReconciledShop, tmp_path_factory: pytest.TempPathFactory
 ) -> Reconciled:
-    """A plan by the command, as of many letters, whose servers die.
+    """A plan by the command, whose servers die.
 
     PostgreSQL ends the connections of the first run's tasks and its snapshot, once the
     letters are there. In the second run the broker is killed behind the letters and
@@ -281,21 +281,20 @@ def made(
     """
     directory, deaths = tmp_path_factory.mktemp("made"), list[str]()
 
-    def killing(letters: DataFrame, most: float) -> PlacedLetters:
+    def killing(letters: DataFrame) -> PlacedLetters:
         if deaths:
             failed.broker.restart()
             deaths.append("broker")
         else:
             execute(failed, KILL, "txmq reconcile")
             deaths.append("database")
-        return in_parts(letters, most)
+        return in_parts(letters)
 
     asked = arguments(failed, directory)
     out, errors, kept = io.StringIO(), io.StringIO(), frames_kept(spark)
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(errors):
         patch.setattr(plan_commands, "job_session", lambda: nullcontext(spark))
         patch.setattr(reconcile, "in_parts", killing)
-        patch.setattr(reconcile, "FEW_LETTERS", -1)  # by exchanges between tasks
         patch.setenv("TXMQ_DSN", failed.dsn)
         assert reconcile_main(asked) == 1
         assert not (directory / "plan").exists()

@@ -1,13 +1,13 @@
-"""Settings that a job changes for a while, and the signals of its session."""
+"""Signals of a job, and a JVM that ends by itself."""
 
 from __future__ import annotations
 
 import signal
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyspark.core.context
 import pytest
@@ -16,29 +16,7 @@ from py4j.protocol import Py4JNetworkError
 
 from txmq_spark.session import spark_session
 from txmq_spark.session.query_errors import JobFailed
-from txmq_spark.session.spark_session import ADAPTIVE, job_session, planned_once
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
-
-def has_adaptive_plans(spark: SparkSession) -> bool:
-    counted = spark.range(3).groupBy("id").count()
-    return "AdaptiveSparkPlan" in str(counted._jdf.queryExecution().executedPlan())
-
-
-@pytest.mark.parametrize("chosen", ["true", "false"])
-def test_queries_are_planned_once_in_a_block_and_as_the_user_chose_behind_it(
-    spark: SparkSession, chosen: str
-) -> None:
-    default = spark.conf.get(ADAPTIVE)
-    spark.conf.set(ADAPTIVE, chosen)
-    with suppress(ZeroDivisionError), planned_once(spark):
-        assert not has_adaptive_plans(spark)
-        _ = 1 // 0
-    assert spark.conf.get(ADAPTIVE) == chosen
-    assert has_adaptive_plans(spark) is (chosen == "true")
-    spark.conf.set(ADAPTIVE, str(default))
+from txmq_spark.session.spark_session import job_session
 
 
 def test_a_job_handles_interrupts_itself_also_while_spark_starts(

@@ -13,7 +13,6 @@ import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from itertools import pairwise
-from math import inf
 from typing import IO, Any, Final, NamedTuple
 
 import pyarrow as pa
@@ -186,12 +185,6 @@ def require_table(snapshot: DatabaseSnapshot, table: str) -> str:
     )
 
 
-def table_pages(snapshot: DatabaseSnapshot, table: str) -> float:
-    """Return the number of pages of a table; infinite for what has none, as a view."""
-    leaves = fetch(snapshot, _LEAVES, {"table": _quoted(snapshot, table)})
-    return sum(pages if kind in TABLES_WITH_PAGES else inf for _leaf, pages, kind, _ in leaves)
-
-
 def fetch(
     snapshot: DatabaseSnapshot, query: str, values: Mapping[str, object]
 ) -> list[tuple[Any, ...]]:
@@ -208,17 +201,14 @@ def table_frame(
     columns: Mapping[str, Composable],
     schema: str,
     where: Composable | None,
-    *,
-    few: bool = False,
 ) -> DataFrame:
-    """Return expressions over the rows of a table, read by several tasks; `few`: by
-    one.
+    """Return expressions over the rows of a table, read by several tasks.
 
     `columns` maps the names of `schema` to the expressions. Raises SchemaMissing where
     the database has no such table.
     """
     queries = table_queries(snapshot, table, columns, where)
-    return query_frame(spark, snapshot, queries, schema, few=few)
+    return query_frame(spark, snapshot, queries, schema)
 
 
 def table_queries(
@@ -253,11 +243,8 @@ def query_frame(
     snapshot: DatabaseSnapshot,
     queries: Sequence[Composable],
     schema: str,
-    *,
-    few: bool = False,
 ) -> DataFrame:
-    """Return the rows of all queries. One task reads each of them; `few`: one reads
-    all.
+    """Return the rows of all queries, of which one task reads each.
 
     The types of `schema` are bigint, boolean and string.
     """
@@ -267,7 +254,7 @@ def query_frame(
     def read(query: str) -> Iterator[pa.RecordBatch]:
         yield from copy_batches(dsn, exported, query, schema)
 
-    return task_frame(spark, texts, read, schema, few=few)
+    return task_frame(spark, texts, read, schema)
 
 
 ARROW: Final = {"bigint": pa.int64(), "boolean": pa.bool_(), "string": pa.string()}

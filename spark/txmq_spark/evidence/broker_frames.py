@@ -27,21 +27,17 @@ ERROR_CHARACTERS: Final = 200  # of the last line of a letter's error
 LOG_COLUMNS: Final = ("topic", "partition", "offset", "message_id", "key")
 
 
-def log_frame(spark: SparkSession, inputs: Inputs, mapping: Mapping, *, few: bool) -> DataFrame:
-    """Return the messages of the log up to the ends, without bodies; `few`: read by one
-    task.
-    """
+def log_frame(spark: SparkSession, inputs: Inputs, mapping: Mapping) -> DataFrame:
+    """Return the messages of the log up to the ends, without bodies."""
     ends = {topic: dict(enumerate(ends)) for topic, ends in inputs.ends.items()}
     asked = {"topic": ",".join(ends), "endingOffsets": json.dumps(ends)}
     reader = MessageReader(_read_options(spark, inputs, asked), LOG_COLUMNS)
-    read = _frame_of(spark, reader, MESSAGES, LOG_COLUMNS, few=few)
+    read = _frame_of(spark, reader, MESSAGES, LOG_COLUMNS)
     return read.withColumn("about", mapping.about())
 
 
-def letter_frame(spark: SparkSession, inputs: Inputs, mapping: Mapping, *, few: bool) -> DataFrame:
-    """Return the open letters of messages below the ends, with times as numbers; `few`:
-    read by one task.
-    """
+def letter_frame(spark: SparkSession, inputs: Inputs, mapping: Mapping) -> DataFrame:
+    """Return the open letters of messages below the ends, with times as numbers."""
     version = mapping.version
     heavy = {"body": "json:", "headers": "header:"}
     names = [name for name in LETTERS.names if (version or "").startswith(heavy.get(name, ""))]
@@ -49,7 +45,7 @@ def letter_frame(spark: SparkSession, inputs: Inputs, mapping: Mapping, *, few: 
         names.remove("unfit")
     groups = ",".join(group.name for group in inputs.groups)
     reader = LetterReader(_read_options(spark, inputs, {"letters": groups}), names)
-    letters = _frame_of(spark, reader, LETTERS, names, few=few)
+    letters = _frame_of(spark, reader, LETTERS, names)
     known = letters.where(f.col("offset") < _ends(inputs))
     column = version_column(version)
     none = f.lit(None).cast("bigint")
@@ -77,14 +73,12 @@ def _frame_of(
     reader: LetterReader | MessageReader,
     schema: pa.Schema,
     names: Sequence[str],
-    *,
-    few: bool,
 ) -> DataFrame:
     """Return what a reader of the data source reads, planned by this process: Spark
     starts one of its own for each step of that.
     """
     types = from_arrow_schema(pa.schema([schema.field(name) for name in names]))
-    return task_frame(spark, reader.partitions(), reader.read, types, few=few)
+    return task_frame(spark, reader.partitions(), reader.read, types)
 
 
 def _ends(inputs: Inputs) -> Column:

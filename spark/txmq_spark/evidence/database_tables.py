@@ -7,7 +7,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import reduce
-from math import inf
 from typing import Any, Final, NamedTuple
 
 import psycopg2
@@ -26,12 +25,10 @@ from txmq_spark.database.snapshot import (
     query_frame,
     table_exists,
     table_frame,
-    table_pages,
     table_queries,
 )
 from txmq_spark.evidence.letter_evidence import EvidenceTables
 from txmq_spark.session.kept_frames import KeptFrames
-from txmq_spark.session.task_frames import gathered
 
 TOKENS, RECENT = "public.txmq_token", "public.txmq_inbox_recent"
 FOLDED: Final = "public.txmq_inbox"
@@ -107,27 +104,25 @@ def read_tables(
     groups: Sequence[GroupIdentity],
     mapping: TableMapping,
     kept: KeptFrames | None = None,
-    *,
-    few: bool = False,
 ) -> EvidenceTables:
-    """Return the tables that exist and those that were requested; `few`: each is read
-    by one task. Each is read once where frames are `kept`.
+    """Return the tables that exist and those that were requested. Each is read once
+    where frames are `kept`.
 
     Raises SchemaMissing, ConfigError, DatabaseError.
     """
     applied = [
-        inbox_ranges(spark, snapshot, group, few=few).withColumn("group", f.lit(group.name))
+        inbox_ranges(spark, snapshot, group).withColumn("group", f.lit(group.name))
         for group in groups
         if table_exists(snapshot, RECENT)
     ]
     tokens = None
     if table_exists(snapshot, TOKENS):
-        tokens = decided_tokens(spark, snapshot, groups[0].log_id, few=few)
+        tokens = decided_tokens(spark, snapshot, groups[0].log_id)
     business = [
-        business_rows(spark, snapshot, table, few=few).withColumn("about", f.lit(about))
+        business_rows(spark, snapshot, table).withColumn("about", f.lit(about))
         for about, table in enumerate(mapping.tables)
     ]
-    found = EvidenceTables(_all(applied, few=few), tokens=tokens, business=_all(business, few=few))
+    found = EvidenceTables(_all(applied), tokens=tokens, business=_all(business))
     if mapping.applied:
         found = _with_query(spark, snapshot, found, mapping.applied, groups[0].name)
     if kept is not None:
@@ -135,16 +130,6 @@ def read_tables(
     if any(table.token for table in mapping.tables) and found.business is not None:
         found = found._replace(tokens=_with_writers(found.tokens, found.business))
     return found
-
-
-def evidence_pages(snapshot: DatabaseSnapshot, mapping: TableMapping) -> float:
-    """Return the number of pages of all tables that are read; infinite where a view or
-    a query is.
-    """
-    if mapping.applied:
-        return inf
-    names = evidence_names(mapping)
-    return sum(table_pages(snapshot, name) for name in names if table_exists(snapshot, name))
 
 
 def evidence_names(mapping: TableMapping) -> list[str]:
@@ -162,11 +147,9 @@ def query_tables(snapshot: DatabaseSnapshot, query: str) -> list[Identifier]:
     return [Identifier(*name) for name in fetch(snapshot, _READ, {})]
 
 
-def _all(frames: Sequence[DataFrame], *, few: bool) -> DataFrame | None:
+def _all(frames: Sequence[DataFrame]) -> DataFrame | None:
     """Return the rows of all frames; None where there is no frame."""
-    if len(frames) > 1:
-        return gathered(reduce(DataFrame.union, frames), few=few)
-    return frames[0] if frames else None
+    return reduce(DataFrame.union, frames) if frames else None
 
 
 def oldest_token(snapshot: DatabaseSnapshot) -> str | None:
@@ -183,7 +166,7 @@ def oldest_token(snapshot: DatabaseSnapshot) -> str | None:
 
 
 def inbox_ranges(
-    spark: SparkSession, snapshot: DatabaseSnapshot, group: GroupIdentity, *, few: bool = False
+    spark: SparkSession, snapshot: DatabaseSnapshot, group: GroupIdentity
 ) -> DataFrame:
     """Return the offsets whose effect is committed, as ranges.
 
@@ -191,7 +174,7 @@ def inbox_ranges(
     """
     schema = "topic string, partition bigint, lower bigint, upper bigint"
     if not group.partitions:
-        return query_frame(spark, snapshot, [], schema, few=few)
+        return query_frame(spark, snapshot, [], schema)
     places = SQL("(VALUES {}) AS place (of_topic, number, its_epoch, low, high)").format(
         SQL(", ").join(
             SQL("({}, {}, {}, {}::int8, {}::int8)").format(*map(Literal, place[1:]))
@@ -223,12 +206,10 @@ def inbox_ranges(
         " WHERE {} AND {}"
     )
     queries = [*recent, folded.format(topic, places, of_group, here)]
-    return query_frame(spark, snapshot, queries, schema, few=few)
+    return query_frame(spark, snapshot, queries, schema)
 
 
-def decided_tokens(
-    spark: SparkSession, snapshot: DatabaseSnapshot, log_id: str, *, few: bool = False
-) -> DataFrame:
+def decided_tokens(spark: SparkSession, snapshot: DatabaseSnapshot, log_id: str) -> DataFrame:
     """Return the decided transactions of this broker.
 
     The columns are token, state, and at in microseconds.
@@ -240,11 +221,11 @@ def decided_tokens(
     }
     mine = SQL("log_id = {}::uuid").format(Literal(log_id))
     schema = "token string, state string, at bigint"
-    return table_frame(spark, snapshot, TOKENS, columns, schema, mine, few=few)
+    return table_frame(spark, snapshot, TOKENS, columns, schema, mine)
 
 
 def business_rows(
-    spark: SparkSession, snapshot: DatabaseSnapshot, business: BusinessTable, *, few: bool = False
+    spark: SparkSession, snapshot: DatabaseSnapshot, business: BusinessTable
 ) -> DataFrame:
     """Return the business table as key, version and token.
 
@@ -260,7 +241,7 @@ def business_rows(
         ),
     }
     schema = "key string, version bigint, token string"
-    return table_frame(spark, snapshot, business.name, columns, schema, None, few=few)
+    return table_frame(spark, snapshot, business.name, columns, schema, None)
 
 
 def _with_writers(known: DataFrame | None, business: DataFrame) -> DataFrame:

@@ -23,7 +23,6 @@ class Inputs(NamedTuple):
     ends: dict[str, tuple[int, ...]]
     has_schemas: bool  # some topic has a JSON Schema
     topic_ids: dict[str, int]
-    letters: int  # of all groups
 
 
 def fix_inputs(
@@ -36,7 +35,6 @@ def fix_inputs(
     read. Raises ConfigError, RequestRejected.
     """
     groups: list[GroupIdentity] = []
-    letters = 0
     found = {topic: link.call("topic.show", name=topic) for topic in topics}
     for name in sorted(set(names)):
         shown = link.call("group.show", group=name)
@@ -54,14 +52,13 @@ def fix_inputs(
             for place in GroupPartition.of(position)
         )
         groups.append(GroupIdentity(name, link.log_id, places))
-        letters += int(shown["letters"])
     firsts, ends = (
         {topic: tuple(map(int, shown[bound])) for topic, shown in sorted(found.items())}
         for bound in ("firsts", "ends")
     )
     schemas = any(shown.get("schema") for shown in found.values())
     ids = {topic: int(shown["topic_id"]) for topic, shown in found.items()}
-    return Inputs(link, snapshot, tuple(groups), firsts, ends, schemas, ids, letters)
+    return Inputs(link, snapshot, tuple(groups), firsts, ends, schemas, ids)
 
 
 def _there(link: BrokerLink, topics: Iterable[str]) -> dict[str, dict[str, Any]]:

@@ -31,19 +31,12 @@ class EvidenceTables(NamedTuple):
     business: DataFrame | None = None
 
 
-def join_evidence(
-    letters: DataFrame, log: DataFrame | None, tables: EvidenceTables, *, few: bool = False
-) -> DataFrame:
-    """Return the letters with their evidence; `few`: they are fewer than the tables'
-    rows.
+def join_evidence(letters: DataFrame, log: DataFrame | None, tables: EvidenceTables) -> DataFrame:
+    """Return the letters with their evidence.
 
     The added columns are `applied`, `later_applied`, `token_state`, `business_row` and
     `current_version`.
     """
-    if few and tables.business is not None:
-        about = letters.select("about", "key").hint("shuffle_hash")
-        rows = tables.business.join(about, ["about", "key"], "left_semi")
-        tables = tables._replace(business=rows)
     found = letters.join(_applied(letters, log, tables), LETTER, "left")
     if tables.tokens is None:
         found = found.withColumn("token_state", f.lit(None).cast("string"))

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 from hashlib import sha256
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
 
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
@@ -24,7 +24,6 @@ from txmq.errors import ConfigError, RemoteProtocolError
 from txmq.wire.json import WireModel, parse_as
 from txmq_spark.plan.parts import SCHEMA, Count, PlanPart, arranged, part_digests
 from txmq_spark.plan.rules import LetterClass, PlanRules
-from txmq_spark.session.concurrent_actions import at_once
 from txmq_spark.session.hadoop_files import Directory
 from txmq_spark.session.query_errors import cause_of
 
@@ -113,39 +112,22 @@ class StoredPlan(NamedTuple):
     letters: DataFrame
 
 
-class Rows(Protocol):
-    """Rows of a plan: in executors (`many_letters`), or in the driver where they are
-    few (`few_letters`).
-    """
-
-    def write(self, path: str) -> None:
-        """Write the rows as Parquet files into a directory."""
-
-
-class PlanRows(NamedTuple):
-    """Letters of a plan, and what is missing beside them."""
-
-    letters: Rows
-    missing: Rows
-
-
 def write_plan(
-    spark: SparkSession, path: str, manifest: PlanManifest, made: PlanMade, rows: PlanRows
+    path: str, manifest: PlanManifest, made: PlanMade, letters: DataFrame, missing: DataFrame
 ) -> StoredPlan:
-    """Write a plan; one that is there is replaced.
+    """Write a plan; one that is there is replaced. Of `letters`, each part is sorted in
+    one task.
 
     Raises ConfigError where the directory has anything else.
     """
+    spark = letters.sparkSession
     directory = plan_place(spark, path)
     for name in sorted(OURS, reverse=True):  # the manifest before what it stands for
         directory.remove(name)
-    at_once(
-        spark,
-        lambda: rows.letters.write(f"{directory.path}/{LETTERS}"),
-        lambda: rows.missing.write(f"{directory.path}/{MISSING}"),
-    )
-    directory.write(MADE, f"{made.model_dump_json()}\n".encode())
-    directory.write(MANIFEST, manifest.text().encode())
+    letters.write.partitionBy("part").parquet(f"{directory.path}/{LETTERS}", mode="overwrite")
+    missing.write.parquet(f"{directory.path}/{MISSING}", mode="overwrite")
+    directory.write(MADE, f"{made.model_dump_json()}\n")
+    directory.write(MANIFEST, manifest.text())
     return StoredPlan(directory.path, manifest, _stored(spark, directory.path))
 
 

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from hashlib import sha256
-from math import inf
 from typing import Annotated, Final, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
 from pydantic import Field
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as f
 
 from txmq.wire.json import WireModel
@@ -70,10 +69,8 @@ class PlacedLetters(NamedTuple):
     parts: int
 
 
-def in_parts(letters: DataFrame, most: float = inf) -> PlacedLetters:
-    """Assign letters to parts, by their places alone. They are `most` or fewer."""
-    if most <= PART_LETTERS:
-        return PlacedLetters(letters.withColumn("part", f.lit(0)), 1)
+def in_parts(letters: DataFrame) -> PlacedLetters:
+    """Assign letters to parts, by their places alone."""
     by = LETTER[:3]
     ranges = (
         letters.groupBy(*by)
@@ -118,17 +115,13 @@ def whole_parts(letters: DataFrame, parts: int) -> DataFrame:
 
 def part_digests(letters: DataFrame) -> tuple[PlanPart, ...]:
     """Return the digests of all parts: SHA-256 over the letters as lines of JSON."""
-    lines = letters.select("part", line_column().alias("line"))
+    line = f.concat(f.to_json(f.struct(*COLUMNS), {"ignoreNullFields": "false"}), f.lit("\n"))
+    lines = letters.select("part", line.alias("line"))
     found = lines.mapInArrow(_digested, "part int, letters bigint, sha256 string").collect()
     return tuple(
         PlanPart(letters=row["letters"], sha256=row["sha256"])
         for row in sorted(found, key=lambda row: row["part"])
     )
-
-
-def line_column() -> Column:
-    """Return the line of a letter in the digest of its part."""
-    return f.concat(f.to_json(f.struct(*COLUMNS), {"ignoreNullFields": "false"}), f.lit("\n"))
 
 
 def _digested(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

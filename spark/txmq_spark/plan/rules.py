@@ -72,9 +72,9 @@ class PlanRules(NamedTuple):
 Rule = tuple[Column, LetterClass, str | Column]
 
 
-def classified(letters: DataFrame, rules: PlanRules, *, few: bool = False) -> DataFrame:
+def classified(letters: DataFrame, rules: PlanRules) -> DataFrame:
     """Return letters with their `class`, the `reason`, and whether the plan is to
-    `replay` them; `few`: they are in one task.
+    `replay` them.
     """
     chain = ["group", "topic", "chain"]
     judged = letters.withColumns({"verdict": _verdict(rules), "chain": chain_column()})
@@ -83,8 +83,7 @@ def classified(letters: DataFrame, rules: PlanRules, *, few: bool = False) -> Da
     # one that had it first comes first.
     born = f.min("stored_at").over(Window.partitionBy(*chain, "partition"))
     safe = f.sum(f.col("verdict").isNull().cast("int")).over(Window.partitionBy(*chain))
-    judged = judged if few else judged.repartition(*chain)
-    judged = judged.withColumns({"born": born, "safe": safe})
+    judged = judged.repartition(*chain).withColumns({"born": born, "safe": safe})
     judged = judged.withColumn("verdict", f.coalesce("verdict", _safe()))
     cls, included = f.col("verdict")["class"], f.col("verdict")["class"].isin(*rules.include)
     stays = f.when(

@@ -11,7 +11,6 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from txmq.errors import ConfigError
-from txmq_spark.session.java_classes import java_class
 from txmq_spark.session.query_errors import JobFailed
 
 
@@ -22,11 +21,11 @@ class Directory:
     """
 
     def __init__(self, spark: SparkSession, path: str) -> None:
+        jvm: Any = spark.sparkContext._jvm  # noqa: SLF001  # PySpark has no other way to these
         configuration = spark.sparkContext._jsc.hadoopConfiguration()  # noqa: SLF001
-        self._spark, self.path = spark, path.rstrip("/") or path
+        self.path = path.rstrip("/") or path
         try:
-            self._path_of = java_class(spark, "org.apache.hadoop.fs.Path")
-            self._place = self._path_of(self.path)
+            self._jvm, self._place = jvm, jvm.org.apache.hadoop.fs.Path(self.path)
             self._files = self._place.getFileSystem(configuration)
         except (PySparkException, Py4JJavaError) as error:  # Spark does not translate all
             java = error.java_exception if isinstance(error, Py4JJavaError) else None
@@ -58,22 +57,21 @@ class Directory:
         size = self._files.getFileStatus(place).getLen()
         if size > most:
             raise ValueError(f"it has {size} bytes, and {most} at most are read")
-        streams = java_class(self._spark, "org.apache.commons.io.IOUtils")
         stream = self._files.open(place)
         try:
-            return bytes(streams.toByteArray(stream)).decode()
+            return bytes(self._jvm.org.apache.commons.io.IOUtils.toByteArray(stream)).decode()
         finally:
             stream.close()
 
-    def write(self, name: str, data: bytes) -> None:
-        """Write a file, which is there as a whole or not at all.
+    def write(self, name: str, text: str) -> None:
+        """Write a text, which is there as a whole or not at all.
 
         Raises JobFailed where the file system refuses the name.
         """
         unfinished = self._of(f".{name}.new")
         stream = self._files.create(unfinished, True)
         try:
-            stream.write(bytearray(data))
+            stream.write(bytearray(text.encode()))
         finally:
             stream.close()
         self.remove(name)
@@ -86,4 +84,4 @@ class Directory:
         self._files.delete(self._of(name), True)
 
     def _of(self, name: str) -> Any:  # noqa: ANN401  # an object of Java
-        return self._path_of(self._place, name)
+        return self._jvm.org.apache.hadoop.fs.Path(self._place, name)

@@ -39,12 +39,12 @@ SETTINGS: Final = {
     "spark.driver.extraJavaOptions": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -Xss4m",
     "spark.sql.shuffle.partitions": "2",
     # A reconciliation has 200 generated classes. With Spark's 100 the next one of the
-    # session compiles each of them again (docs/decisions/0141).
+    # session compiles each of them again (docs/decisions/0109).
     "spark.sql.codegen.cache.maxEntries": "1000",
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.catalogImplementation": "in-memory",
     # Notes for people who debug frames or look at the UI. Each expression would ask the
-    # session about them, and capture the stack: up to 3 ms (docs/decisions/0154).
+    # session about them, and capture the stack: up to 3 ms.
     "spark.python.sql.dataFrameDebugging.enabled": "false",
     "spark.sql.dataFrameQueryContext.enabled": "false",
     "spark.sql.ui.explainMode": "simple",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -18,7 +17,6 @@ from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark import SparkFiles
 from pyspark.sql import SparkSession
 
-from txmq_spark.session.concurrent_actions import CANCEL_EVERY_S
 from txmq_spark.session.local_session import JVM_GONE, TASK_ATTEMPTS, local_session
 from txmq_spark.session.query_errors import JobFailed
 from txmq_spark.source.data_source import TxmqDataSource
@@ -26,9 +24,8 @@ from txmq_spark.source.data_source import TxmqDataSource
 # Where the process that plans a stream's batches looks for shipped files, below the
 # place where they are (Spark 4.3.0, 2026-11-23): without this it does not find any.
 STREAM_FILES: Final = "streaming_job"
+CANCEL_EVERY_S: Final = 0.1
 CANCEL_TRIES: Final = 50
-ADAPTIVE: Final = "spark.sql.adaptive.enabled"
-_planning_once: Final = threading.Lock()  # so that each restores what the user has set
 
 
 def register(spark: SparkSession) -> None:
@@ -158,20 +155,3 @@ def _own_interrupts() -> Iterator[None]:
         yield
     finally:
         module.signal = before
-
-
-@contextmanager
-def planned_once(spark: SparkSession) -> Iterator[None]:
-    """Plan queries of the block before their first stage, and not anew behind each.
-
-    Adaptive plans of Spark pay where stages have much data. With a few rows they cost
-    more than the rows. Queries that other threads begin in the session meanwhile have
-    plans of the same kind; their results are the same.
-    """
-    with _planning_once:
-        before = spark.conf.get(ADAPTIVE)
-        spark.conf.set(ADAPTIVE, "false")
-        try:
-            yield
-        finally:
-            spark.conf.set(ADAPTIVE, str(before))

@@ -1,6 +1,4 @@
-"""Frames whose tasks read their rows themselves, from a broker or a database, and the
-tasks of frames with few rows.
-"""
+"""Frames whose tasks read their rows themselves, from a broker or a database."""
 
 from __future__ import annotations
 
@@ -20,11 +18,9 @@ def task_frame(
     pieces: Sequence[Piece],
     read: Callable[[Piece], Iterator[pa.RecordBatch]],
     schema: StructType | str,
-    *,
-    few: bool = False,
 ) -> DataFrame:
-    """Return the rows that `read` yields for each piece of work. One task reads each
-    piece; `few`: one reads all.
+    """Return the rows that `read` yields for each piece of work, of which each is one
+    task.
     """
 
     def read_all(numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -32,12 +28,5 @@ def task_frame(
             for number in batch.column("id").to_pylist():
                 yield from read(pieces[number])
 
-    tasks = 1 if few else max(1, len(pieces))
+    tasks = max(1, len(pieces))
     return spark.range(0, len(pieces), 1, tasks).mapInArrow(read_all, schema)
-
-
-def gathered(frame: DataFrame, *, few: bool) -> DataFrame:
-    """Return a frame in one task where it has few rows. Spark joins and counts such
-    frames without exchanges, each of which is a stage to plan and to wait for.
-    """
-    return frame.coalesce(1) if few else frame

@@ -119,11 +119,9 @@ def joins(spark: SparkSession, url: str, dsn: str, directory: str) -> tuple[floa
 
     frames: dict[str, Any] = {}
 
-    def noted(
-        letters: DataFrame, log: DataFrame | None, tables: EvidenceTables, *, few: bool
-    ) -> DataFrame:
+    def noted(letters: DataFrame, log: DataFrame | None, tables: EvidenceTables) -> DataFrame:
         frames.update(letters=letters, log=log, tables=tables)
-        return join_evidence(letters, log, tables, few=few)
+        return join_evidence(letters, log, tables)
 
     took = []
     with (
