@@ -44,10 +44,6 @@ CREATE TABLE IF NOT EXISTS {table} (
     job text,                                   -- under which it is sent to the topic
     told_at timestamptz                         -- when the topic had it
 )""")
-# of tables that were made before these were known
-COLUMNS: Final = SQL("ALTER TABLE {table} ADD job text, ADD told_at timestamptz")
-HAS_COLUMNS: Final = """
-SELECT FROM pg_attribute WHERE attrelid = to_regclass(%s) AND attname = 'told_at'"""
 INSERT: Final = SQL("""
 INSERT INTO {table} (id, kind, consumer_group, dead_at, alert, job) VALUES %s
 ON CONFLICT (id) DO NOTHING""")
@@ -81,13 +77,9 @@ class AlertTable(NamedTuple):
             translated(f"making the table {self.name}"),
             connection.cursor() as cursor,
         ):
-            text = name.as_string(connection)
-            cursor.execute("SELECT to_regclass(%s)", (text,))
+            cursor.execute("SELECT to_regclass(%s)", (name.as_string(connection),))
             if cursor.fetchone() == (None,):
                 create(cursor, TABLE.format(table=name))
-            cursor.execute(HAS_COLUMNS, (text,))
-            if not cursor.rowcount:
-                create(cursor, COLUMNS.format(table=name))
 
     def add(self, alerts: Sequence[Alert], job: str) -> list[Alert]:
         """Add alerts that the table does not have; wait for a server that restarts.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import Final
 
-from psycopg2.errors import DuplicateColumn, DuplicateTable, UniqueViolation
+from psycopg2.errors import DuplicateTable, UniqueViolation
 from psycopg2.sql import Composed, Identifier
 
 from txmq.errors import ConfigError
@@ -31,9 +31,9 @@ def table_name(name: str) -> Identifier:
 
 
 def create(cursor: Cursor, statement: Composed) -> None:
-    """Create a table or columns, unless another job does so at the same time.
+    """Create a table, unless another job does so at the same time.
 
     IF NOT EXISTS does not see what is not committed yet: it fails when that is.
     """
-    with suppress(UniqueViolation, DuplicateTable, DuplicateColumn):
+    with suppress(UniqueViolation, DuplicateTable):
         cursor.execute(statement)

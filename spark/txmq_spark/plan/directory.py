@@ -27,7 +27,7 @@ from txmq_spark.plan.rules import LetterClass, PlanRules
 from txmq_spark.session.hadoop_files import Directory
 from txmq_spark.session.query_errors import cause_of
 
-VERSION: Final = 2
+VERSION: Final = 1
 HINT: Final = "do not edit a plan: run reconcile again for another one"
 MANIFEST, MADE, LETTERS, MISSING = "plan.json", "made.json", "letters", "missing"
 OUTCOMES: Final = "outcomes"
@@ -84,10 +84,7 @@ class PlanManifest(WireModel):
 
     def text(self) -> str:
         """Return the bytes of its file, the same for the same plan."""
-        tree = self.model_dump(mode="json")
-        if not self.facts.incarnation:  # as in plans of before it was a fact
-            del tree["facts"]["incarnation"]
-        return json.dumps(tree, sort_keys=True, indent=1) + "\n"
+        return json.dumps(self.model_dump(mode="json"), sort_keys=True, indent=1) + "\n"
 
     def _text(self) -> str:
         return self.model_copy(update={"digest": ""}).text()

@@ -53,8 +53,8 @@ def _field(name: str) -> Cell:
 
 
 def letter_state(letter: Letter) -> str:
-    """Return the state of a letter as selections have it. In replies of the broker a
-    letter that an undecided transaction replays is dead like an open one.
+    """Return the state of a letter as selections have it: the broker lists one that an
+    undecided transaction replays as dead, like an open one.
     """
     if letter["state"] == "dead":
         return "replaying" if letter["reserved_by"] else "open"
