@@ -10,9 +10,10 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack
-from typing import NoReturn, Self, TypeVar
+from typing import NoReturn, Self
 
 from txmq.client.blocking.after_fork import forked, tell_after_fork
+from txmq.client.blocking.at_once import CoreAtOnce
 from txmq.client.blocking.connections.connection import Connection
 from txmq.client.blocking.core import BlockingCore
 from txmq.client.log import get_logger
@@ -24,11 +25,11 @@ from txmq.client.protocol.reader import (
     SAVE_S,
     ReaderStart,
     ReaderState,
-    RequestSequence,
     positions_of_one_broker,
 )
 from txmq.client.protocol.typed.bodies import Topics
 from txmq.errors import ConnectionLost, OffsetOutOfRange, Throttled, TxmqError
+from txmq.faces import run
 from txmq.model.durations import Duration, seconds_of
 from txmq.model.message import ReceivedMessage
 from txmq.model.topic_partition import PartitionName
@@ -36,7 +37,6 @@ from txmq.wire.frames import Frame
 
 CONNECT_S = 1.0
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 5.0  # between two connections
-T = TypeVar("T")
 log = get_logger()
 
 
@@ -134,19 +134,10 @@ class BrokerReader:
     def _refresh(self) -> None:
         """Find the partitions of the topics, and the first offsets of new ones."""
         self._refreshed_at = time.monotonic()
-        discovery = self._run(self.state.discover())
+        discovery = run(self.state.discover(CoreAtOnce(self._core)))
         if discovery is not None:
             self.save()
             self.state.adopt(discovery)
-
-    def _run(self, sequence: RequestSequence[T]) -> T:
-        try:
-            request = next(sequence)
-            while True:
-                request = sequence.send(self._core.request(*request, repeat=True))
-        except StopIteration as end:
-            result: T = end.value
-            return result
 
     def _accept(self, frame: Frame) -> None:
         partition = self._in_flight.pop(frame.correlation)

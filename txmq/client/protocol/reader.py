@@ -1,5 +1,4 @@
-"""Reading without a consumer group, without I/O: requests, replies, positions; for both
-faces.
+"""Reading without a consumer group: requests, replies, positions; for all faces.
 
 A reader reads every message of its partitions, in the order of each. Its positions are
 saved every few seconds, before it begins to read other partitions, and when it is
@@ -11,9 +10,9 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Collection, Generator, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from datetime import datetime, timedelta
-from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
+from typing import Any, Literal, NamedTuple, Protocol
 
 from txmq.client.log import get_logger
 from txmq.client.protocol.consumer.fetched import FetchedBatch, build_messages
@@ -24,10 +23,8 @@ from txmq.client.protocol.typed.bodies import Topics
 from txmq.errors import LocalProtocolError, LogChanged, OffsetOutOfRange, Throttled, TopicReplaced
 from txmq.model.message import ReceivedMessage, check_name, to_micros
 from txmq.model.topic_partition import PartitionName
-from txmq.wire.calls.encoding import encode_call
 from txmq.wire.chunks import Chunk, unpack_chunks
 from txmq.wire.data_requests import Opcode, Read, pack_read
-from txmq.wire.json import parse_result
 
 SAVE_S = 5.0  # between two saves of the positions, as in MetaQ and RocketMQ
 REFRESH_S = 30.0  # between two searches for partitions that a topic has grown
@@ -37,7 +34,6 @@ READ_BYTES = 1 << 20  # of one reply: so much waits locally of each partition
 STARTS = ("first", "last")
 BEGIN_ANEW = "drop the reader's saved positions to begin anew: FileOffsets has them in NAME.json"
 ReaderStart = Literal["first", "last"] | datetime | timedelta | int
-T = TypeVar("T")
 log = get_logger()
 
 
@@ -48,8 +44,13 @@ class ReaderRequest(NamedTuple):
     payload: bytes
 
 
-RequestSequence: TypeAlias = Generator[ReaderRequest, bytes, T]
-"""Yields requests, is sent the payloads of their replies, and returns a result."""
+class ReaderBroker(Protocol):
+    """The broker, for requests that may be repeated."""
+
+    async def call(
+        self, name: str, args: dict[str, Any], *, repeat: bool = False
+    ) -> dict[str, Any]: ...
+    async def request(self, opcode: int, payload: bytes, *, repeat: bool = False) -> bytes: ...
 
 
 class Discovery(NamedTuple):
@@ -123,7 +124,7 @@ class ReaderState:
             while batches and batches[-1][0] >= self._processed.get(name, 0):
                 batches.pop()
 
-    def discover(self) -> RequestSequence[Discovery | None]:
+    async def discover(self, broker: ReaderBroker) -> Discovery | None:
         """Find the partitions to read; None = the same as before.
 
         Raises TopicReplaced.
@@ -131,8 +132,9 @@ class ReaderState:
         existing: list[PartitionName] = []
         for topic in self._topics:
             create = topic not in self._topic_ids
-            described = yield _call("topic.describe", names=[topic], create=create)
-            found = parse_description(topic, parse_result(described))
+            args = {"names": [topic], "create": create}
+            described = await broker.call("topic.describe", args, repeat=True)
+            found = parse_description(topic, described)
             if found.topic_id != self._topic_ids.setdefault(topic, found.topic_id):
                 why = f"topic {topic!r} was deleted and made again since it was read"
                 raise TopicReplaced(f"reader {self.name!r}: {why}", hint=BEGIN_ANEW)
@@ -141,7 +143,7 @@ class ReaderState:
         if names == tuple(self._read):
             return None
         new = [name for name in names if name not in self._processed]
-        return Discovery(names, (yield from self._starts(new)))
+        return Discovery(names, await self._starts(broker, new))
 
     def adopt(self, discovery: Discovery) -> None:
         """Read these partitions from now on. The positions before must be saved."""
@@ -153,24 +155,23 @@ class ReaderState:
         self._unverified |= self._read.keys() - before.keys()
         self.unsaved = self.unsaved or bool(discovery.starts)
 
-    def _starts(
-        self, names: Collection[PartitionName]
-    ) -> RequestSequence[dict[PartitionName, int]]:
+    async def _starts(
+        self, broker: ReaderBroker, names: Collection[PartitionName]
+    ) -> dict[PartitionName, int]:
         # Of a topic with positions, a partition without one has grown since.
         read_before = {topic for topic, _partition in self._processed}
         starts, shown = {}, dict[str, Any]()
         for topic, partition in names:
             if topic not in shown:
-                shown[topic] = parse_result((yield _call("topic.show", name=topic)))
+                shown[topic] = await broker.call("topic.show", {"name": topic}, repeat=True)
             first, end = shown[topic]["firsts"][partition], shown[topic]["ends"][partition]
             if self._start == "first" or topic in read_before:
                 starts[topic, partition] = first
             elif self._start == "last":
                 starts[topic, partition] = end
             else:
-                starts[topic, partition] = yield from offset_at_time(
-                    (topic, partition), first, end, self._start
-                )
+                name = (topic, partition)
+                starts[name] = await offset_at_time(broker, name, first, end, self._start)
         return starts
 
     @property
@@ -301,11 +302,14 @@ def decode_messages(chunk: Chunk, start: int) -> Iterator[ReceivedMessage]:
     )
 
 
-def offset_at_time(name: PartitionName, first: int, end: int, at: int) -> RequestSequence[int]:
+async def offset_at_time(
+    broker: ReaderBroker, name: PartitionName, first: int, end: int, at: int
+) -> int:
     """Return the first offset that was stored at that time or later."""
     while first < end:
         middle = (first + end) // 2
-        chunks = unpack_chunks((yield _read(name, middle, 0, 1))).chunks
+        found = await broker.request(*_read(name, middle, 0, 1), repeat=True)
+        chunks = unpack_chunks(found).chunks
         if chunks and chunks[0].stored_at < at:
             first = (
                 max(middle, chunks[0].base_offset + chunks[0].first_row + chunks[0].rows - 1) + 1
@@ -327,10 +331,6 @@ def _checked(start: ReaderStart) -> Literal["first", "last"] | int:
             hint='use "first", "last", a time, or timedelta(hours=2) for two hours ago',
         )
     return start
-
-
-def _call(name: str, /, **args: object) -> ReaderRequest:
-    return ReaderRequest(Opcode.CALL, encode_call(name, args))
 
 
 def _read(

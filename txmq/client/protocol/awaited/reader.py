@@ -12,13 +12,13 @@ from typing import Any, Generic, NoReturn, ParamSpec, Protocol, TypeVar
 from uuid import UUID
 
 from txmq.client.log import get_logger
+from txmq.client.protocol.awaited.core import AwaitedCore
 from txmq.client.protocol.offsets import OffsetStore
 from txmq.client.protocol.reader import (
     POLL_S,
     REFRESH_S,
     ReaderRequest,
     ReaderState,
-    RequestSequence,
     positions_of_one_broker,
 )
 from txmq.errors import (
@@ -53,16 +53,6 @@ class Later(Protocol):
     """A call that the loop makes later."""
 
     def cancel(self) -> None: ...
-
-
-class ReaderCore(Protocol):
-    """The core of a face."""
-
-    def seconds(self) -> float: ...
-    async def log_id(self) -> UUID: ...
-    def request(
-        self, opcode: int, payload: bytes = ..., *, repeat: bool = ...
-    ) -> Awaitable[bytes]: ...
 
 
 L = TypeVar("L", bound=Link)
@@ -109,7 +99,7 @@ class EventReader(Source, Generic[L]):
     processed when the next one is requested.
     """
 
-    _calls: ReaderCore
+    _calls: AwaitedCore
     _deliver: Callable[[], None]  # called when a message, an error or the end may be there
 
     def __init__(self, state: ReaderState, store: OffsetStore) -> None:
@@ -181,19 +171,10 @@ class EventReader(Source, Generic[L]):
     async def _refresh(self) -> None:
         """Find the partitions of the topics, and the first offsets of new ones."""
         self._refreshed_at = self._calls.seconds()
-        discovery = await self._run(self._state.discover())
+        discovery = await self._state.discover(self._calls)
         if discovery is not None:
             await self._save()
             self._state.adopt(discovery)
-
-    async def _run(self, sequence: RequestSequence[T]) -> T:
-        try:
-            request = next(sequence)
-            while True:
-                request = sequence.send(await self._calls.request(*request, repeat=True))
-        except StopIteration as end:
-            result: T = end.value
-            return result
 
     def next_ready(self) -> ReceivedMessage | None:
         """Return the next message if it waits locally."""
