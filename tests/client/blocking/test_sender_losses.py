@@ -13,6 +13,7 @@ from structlog.testing import capture_logs
 from tests.client.held_sends import Connect, paused, refuse_from_here, results
 from tests.client.scripted_broker import FakeBroker, HangUp, Silent, receipt
 from txmq.batch import BatchView
+from txmq.client.protocol.sender.accumulator import SideRequest
 from txmq.errors import (
     BrokerUnavailable,
     ClientClosed,
@@ -240,7 +241,10 @@ def test_side_requests_are_repeated_after_a_lost_connection(
     client = connect(fake.url)
     replies: list[Any] = [HangUp, b"done"]
     fake.others = lambda _frame: replies.pop(0)
-    assert client._core.sender.request(Opcode.ACK, b"payload").result(PATIENCE_S) == b"done"
+    assert (
+        client._core.sender.request(SideRequest(Opcode.ACK, b"payload")).result(PATIENCE_S)
+        == b"done"
+    )
     assert [frame.payload for frame in fake.frames if frame.opcode == Opcode.ACK] == [
         b"payload"
     ] * 2
@@ -250,5 +254,5 @@ def test_a_refused_side_request_fails_alone(fake: FakeBroker, connect: Connect) 
     client = connect(fake.url)
     fake.others = lambda _frame: NotPermitted("not you")
     with pytest.raises(NotPermitted):
-        client._core.sender.request(Opcode.DECIDE, b"x").result(PATIENCE_S)
+        client._core.sender.request(SideRequest(Opcode.DECIDE, b"x")).result(PATIENCE_S)
     assert client.send_async("orders", b"x").result(PATIENCE_S).offset == 0

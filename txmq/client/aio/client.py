@@ -29,6 +29,7 @@ from txmq.client.protocol.awaited.xa_resource import no_owner
 from txmq.client.protocol.consumer.settings import ConsumerOptions
 from txmq.client.protocol.offsets import OffsetStore
 from txmq.client.protocol.reader import Found, ReaderStart, found_in, read_payload
+from txmq.client.protocol.sender.accumulator import SideRequest
 from txmq.client.protocol.sender.batches import StoredBatch
 from txmq.client.protocol.sender.multi_send import SenderStats
 from txmq.client.protocol.sender.rows import Fields, checked_messages, column_rows, micros_now
@@ -407,10 +408,14 @@ class Client(TypedTopicCalls, AwaitedMessageCalls, AioCloseable):
         core = self._core
 
         def decide(outcome: Decision) -> Awaitable[bool]:
-            return core.send_request(Opcode.DECIDE, bundle.decide_request(outcome), is_published)
+            return core.send_request(
+                SideRequest(Opcode.DECIDE, bundle.decide_request(outcome), is_published)
+            )
 
         await core.send_request(
-            Opcode.GROUP, bundle.store_request(), bundle.require_stored, bundle.store_request
+            SideRequest(
+                Opcode.GROUP, bundle.store_request(), bundle.require_stored, bundle.store_request
+            )
         )
         self._checkers.start()
         return bundle.half_message(decide)

@@ -27,6 +27,7 @@ from txmq.client.protocol.conversation import (
     pause_before_repeat,
 )
 from txmq.client.protocol.identity import ProducerInstance
+from txmq.client.protocol.sender.accumulator import SideRequest
 from txmq.client.protocol.sender.topics import TopicCache, TopicMetadata
 from txmq.client.protocol.settings import ClientSettings
 from txmq.errors import ConnectionLost, Throttled, TxmqError
@@ -223,20 +224,14 @@ class AioCore(MeetsLog):
             )
         )
 
-    async def send_request(
-        self,
-        opcode: int,
-        payload: Payload,
-        decode: Callable[[bytes], T] = bytes,  # type: ignore[assignment]  # as of Accumulator.append_request
-        rebuild: Callable[[], bytes] | None = None,
-    ) -> T:
+    async def send_request(self, request: SideRequest[T]) -> T:
         """Return the decoded reply to a request, repeated after each lost connection.
 
-        See `Accumulator.append_request`. To cancel it only ends the wait.
+        See SideRequest. To cancel it only ends the wait.
         """
         self.connection()
         try:
-            return await self.sender.send_request(opcode, payload, decode, rebuild)
+            return await self.sender.send_request(request)
         except asyncio.CancelledError as error:
             cancelled(error, "unknown", "a request to the broker")
             raise

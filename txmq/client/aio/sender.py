@@ -18,8 +18,7 @@ from typing import Any, TypeVar, cast
 from txmq.client.aio.connection import AioConnection
 from txmq.client.aio.loop import expire
 from txmq.client.log import get_logger
-from txmq.client.protocol.conversation import Payload
-from txmq.client.protocol.sender.accumulator import Accumulator
+from txmq.client.protocol.sender.accumulator import Accumulator, SideRequest
 from txmq.client.protocol.sender.in_flight import InFlightRequests
 from txmq.client.protocol.sender.multi_send import SenderStats
 from txmq.client.protocol.sender.promise import Promise
@@ -148,17 +147,11 @@ class AioSender:
         self._appended()
         return cast("Future[Receipt]", future)
 
-    def send_request(
-        self,
-        opcode: int,
-        payload: Payload,
-        decode: Callable[[bytes], T] = bytes,  # type: ignore[assignment]  # as of Accumulator.append_request
-        rebuild: Callable[[], bytes] | None = None,
-    ) -> Future[T]:
+    def send_request(self, request: SideRequest[T]) -> Future[T]:
         """Send a request of another kind, again after a lost connection, and return the
         future of its reply. A repetition must do no harm.
         """
-        future = self._accumulator.append_request(opcode, payload, decode, rebuild)
+        future = self._accumulator.append_request(request)
         self._appended()
         return cast("Future[T]", future)
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import time
-from typing import Any
+from typing import Any, TypeVar
 from uuid import UUID
 
 from txmq.client.blocking.core import BlockingCore
 from txmq.client.protocol.awaited.messages import AwaitedMessageCalls
 from txmq.client.protocol.conversation import Payload
+from txmq.client.protocol.sender.accumulator import SideRequest
 from txmq.client.protocol.sender.topics import TopicMetadata
+
+T = TypeVar("T")
 
 
 class CoreAtOnce:
@@ -51,8 +54,8 @@ class CoreAtOnce:
     ) -> bytes:
         return self._core.request(opcode, payload, timeout=within, repeat=repeat)
 
-    async def send_request(self, opcode: int, payload: Payload) -> bytes:
-        return self._core.request(opcode, payload, repeat=True)
+    async def send_request(self, request: SideRequest[T]) -> T:
+        return request.decode(self._core.request(request.opcode, request.payload, repeat=True))
 
 
 class ClientAtOnce(AwaitedMessageCalls):

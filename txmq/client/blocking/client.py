@@ -27,6 +27,7 @@ from txmq.client.protocol.consumer.settings import ConsumerOptions
 from txmq.client.protocol.conversation import client_closed
 from txmq.client.protocol.offsets import OffsetStore
 from txmq.client.protocol.reader import Found, ReaderStart, found_in, read_payload
+from txmq.client.protocol.sender.accumulator import SideRequest
 from txmq.client.protocol.sender.multi_send import SenderStats
 from txmq.client.protocol.sender.rows import Fields
 from txmq.client.protocol.settings import CLOSE_S, no_spool
@@ -150,7 +151,9 @@ class Client(BlockingProducer, BlockingMessageCalls, TypedTopicCalls):
         )
 
         def decide(outcome: Decision) -> Future[bool]:
-            return core.sender.request(Opcode.DECIDE, bundle.decide_request(outcome), is_published)
+            return core.sender.request(
+                SideRequest(Opcode.DECIDE, bundle.decide_request(outcome), is_published)
+            )
 
         core.answer_checks()
 
@@ -160,7 +163,8 @@ class Client(BlockingProducer, BlockingMessageCalls, TypedTopicCalls):
 
         core.topics.get(topic)
         return core.sender.request(
-            Opcode.GROUP, bundle.store_request(), stored, bundle.store_request, patience
+            SideRequest(Opcode.GROUP, bundle.store_request(), stored, bundle.store_request),
+            patience,
         )
 
     def send_one_way(

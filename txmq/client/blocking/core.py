@@ -28,6 +28,7 @@ from txmq.client.protocol.conversation import (
     pause_before_repeat,
 )
 from txmq.client.protocol.identity import ProducerInstance
+from txmq.client.protocol.sender.accumulator import SideRequest
 from txmq.client.protocol.sender.multi_send import SenderStats, warn_of_unsent
 from txmq.client.protocol.sender.topics import TopicCache
 from txmq.client.protocol.settings import EXIT_S, ClientSettings
@@ -82,7 +83,7 @@ class BlockingCore(MeetsLog):
         self.topics = self._new_topics()
         self.decision_pipeline = DecisionPipeline(
             self.pool,
-            lambda decide: self.sender.request(Opcode.DECIDE, decide),
+            lambda decide: self.sender.request(SideRequest(Opcode.DECIDE, decide)),
             patience=settings.timeout,
         )
         # Answers the broker's questions about half messages from now on.

@@ -21,6 +21,7 @@ from txmq.client.protocol.conversation import (
     pause_before_repeat,
 )
 from txmq.client.protocol.identity import ProducerInstance
+from txmq.client.protocol.sender.accumulator import SideRequest
 from txmq.client.protocol.sender.multi_send import warn_of_unsent
 from txmq.client.protocol.sender.topics import TopicCache, TopicMetadata
 from txmq.client.protocol.settings import EXIT_S, ClientSettings
@@ -221,19 +222,13 @@ class TwistedCore(MeetsLog):
             await self.request(Opcode.CALL, payload, longer=longer, repeat=repeat, within=within)
         )
 
-    async def send_request(
-        self,
-        opcode: int,
-        payload: Payload,
-        decode: Callable[[bytes], T] = bytes,  # type: ignore[assignment]  # as of Accumulator.append_request
-        rebuild: Callable[[], bytes] | None = None,
-    ) -> T:
+    async def send_request(self, request: SideRequest[T]) -> T:
         """Return the decoded reply to a request, repeated after each lost connection.
 
-        See `Accumulator.append_request`.
+        See SideRequest.
         """
         self.connection()
-        return await self.sender.send_request(opcode, payload, decode, rebuild)
+        return await self.sender.send_request(request)
 
     async def topic(self, topic: str) -> TopicMetadata:
         """Return a topic from the cache, or else from the broker."""

@@ -8,6 +8,7 @@ from twisted.internet.defer import Deferred
 
 from txmq.client.blocking.core import core_of
 from txmq.client.protocol.awaited.messages import AwaitedMessageCalls
+from txmq.client.protocol.sender.accumulator import SideRequest
 from txmq.client.protocol.sender.rows import Fields
 from txmq.client.protocol.transaction.decision import is_published
 from txmq.client.protocol.transaction.half_message import HalfBundle, HalfMessage
@@ -63,12 +64,16 @@ class TwistedHalfCalls:
 async def _store_half(core: TwistedCore, bundle: HalfBundle) -> HalfMessage[Deferred[bool]]:
     def decide(outcome: Decision) -> Deferred[bool]:
         return Deferred.fromCoroutine(
-            core.send_request(Opcode.DECIDE, bundle.decide_request(outcome), is_published)
+            core.send_request(
+                SideRequest(Opcode.DECIDE, bundle.decide_request(outcome), is_published)
+            )
         )
 
     await core.topic(bundle.topic)
     await core.send_request(
-        Opcode.GROUP, bundle.store_request(), bundle.require_stored, bundle.store_request
+        SideRequest(
+            Opcode.GROUP, bundle.store_request(), bundle.require_stored, bundle.store_request
+        )
     )
     core_of(core.blocking).answer_checks()
     return bundle.half_message(decide)

@@ -18,8 +18,7 @@ from twisted.internet.task import LoopingCall
 from twisted.python.failure import Failure
 
 from txmq.client.log import get_logger
-from txmq.client.protocol.conversation import Payload
-from txmq.client.protocol.sender.accumulator import Accumulator
+from txmq.client.protocol.sender.accumulator import Accumulator, SideRequest
 from txmq.client.protocol.sender.in_flight import InFlightRequests
 from txmq.client.protocol.sender.topics import TopicCache
 from txmq.client.protocol.settings import ClientSettings
@@ -91,17 +90,11 @@ class TwistedSender:
         self._accumulator.draining_thread = get_ident()
         return self._deferred(self._accumulator.append(topic, message, partition, 0.0))
 
-    def send_request(
-        self,
-        opcode: int,
-        payload: Payload,
-        decode: Callable[[bytes], T] = bytes,  # type: ignore[assignment]  # as of Accumulator.append_request
-        rebuild: Callable[[], bytes] | None = None,
-    ) -> Deferred[T]:
+    def send_request(self, request: SideRequest[T]) -> Deferred[T]:
         """Send a request of another kind, again after a lost connection, and return its
         reply. A repetition must do no harm.
         """
-        return self._deferred(self._accumulator.append_request(opcode, payload, decode, rebuild))
+        return self._deferred(self._accumulator.append_request(request))
 
     def _deferred(self, future: Future[T]) -> Deferred[T]:
         answer: Deferred[T] = Deferred()

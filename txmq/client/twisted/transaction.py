@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from types import TracebackType
 from typing import Any, Self, Unpack
 
+from txmq.client.protocol.sender.accumulator import SideRequest
 from txmq.client.protocol.sender.routing import Routing
 from txmq.client.protocol.sender.rows import Fields, micros_now
 from txmq.client.protocol.transaction.acks import AckOwner, ack_owner_of, require_same_log
@@ -152,7 +153,9 @@ class Transaction:
 
     async def _store_part(self, part: BundlePart, deadline: float) -> BundleState | None:
         try:
-            receipt: bytes = await self._core.send_request(Opcode.GROUP, pack_part(part))
+            receipt: bytes = await self._core.send_request(
+                SideRequest(Opcode.GROUP, pack_part(part))
+            )
         except StaleTopic as stale:
             if self._core.seconds() >= deadline:
                 raise
@@ -163,7 +166,7 @@ class Transaction:
     def _roll_back(self) -> None:
         """Send a rollback without waiting for its answer."""
         payload = decide_request(self.token, ROLLBACK, self._core.settings.service or "")
-        self._core.start(self._core.send_request(Opcode.DECIDE, payload))
+        self._core.start(self._core.send_request(SideRequest(Opcode.DECIDE, payload)))
 
     def _require(self, stage: Stage) -> None:
         if self._stage is not stage:

@@ -15,6 +15,7 @@ from txmq.client.aio.loop import expire
 from txmq.client.log import get_logger
 from txmq.client.protocol.awaited.bundle import StoringBundle
 from txmq.client.protocol.awaited.bundle import UnroutedBundle as AnyUnrouted
+from txmq.client.protocol.sender.accumulator import SideRequest
 from txmq.client.protocol.transaction.decision import decide_request, deciding
 from txmq.errors import (
     ClientClosed,
@@ -65,7 +66,9 @@ class AioBundle(StoringBundle[AioCore]):
         self.sent = True
         sender = self.core.sender
         for part in self._sent_parts[self._stored_parts :]:
-            answer: Future[bytes] = sender.send_request(Opcode.GROUP, b"".join(pack_part(part)))
+            answer: Future[bytes] = sender.send_request(
+                SideRequest(Opcode.GROUP, b"".join(pack_part(part)))
+            )
             answer.add_done_callback(_retrieve)
             self._answers.append(answer)
 
@@ -117,7 +120,7 @@ class AioBundle(StoringBundle[AioCore]):
         try:
             self.core.connection()
             with deciding(self.core.settings, self.token, outcome):
-                self._decision = self.core.sender.send_request(Opcode.DECIDE, request)
+                self._decision = self.core.sender.send_request(SideRequest(Opcode.DECIDE, request))
             self._decision.add_done_callback(_retrieve)
         except ClientClosed as closed:
             log.warning(

@@ -25,8 +25,7 @@ from txmq.client.blocking.connections.connection import Connection
 from txmq.client.blocking.connections.stream import NonBlockingConnection
 from txmq.client.blocking.sender.caller_io import CallerIo
 from txmq.client.log import get_logger
-from txmq.client.protocol.conversation import Payload
-from txmq.client.protocol.sender.accumulator import Accumulator
+from txmq.client.protocol.sender.accumulator import Accumulator, SideRequest
 from txmq.client.protocol.sender.in_flight import InFlightRequests
 from txmq.client.protocol.sender.multi_send import SenderStats
 from txmq.client.protocol.sender.promise import Promise
@@ -107,21 +106,13 @@ class Sender:
             self._start()
         return future
 
-    def request(
-        self,
-        opcode: int,
-        payload: Payload = b"",
-        decode: Callable[[bytes], T] = bytes,  # type: ignore[assignment]  # as of Accumulator.append_request
-        rebuild: Callable[[], bytes] | None = None,
-        timeout: float | None = None,
-    ) -> Future[T]:
+    def request(self, request: SideRequest[T], timeout: float | None = None) -> Future[T]:
         """Send a request of another kind after all messages so far, and return the
         future of its reply.
 
-        It is repeated after a lost connection, so a repetition must do no harm.
         Bundles and decisions share frames. See `Accumulator.append_request`.
         """
-        future = self._accumulator.append_request(opcode, payload, decode, rebuild, timeout)
+        future = self._accumulator.append_request(request, timeout)
         if self._thread is None:
             self._start()
         return future

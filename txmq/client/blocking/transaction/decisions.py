@@ -10,6 +10,7 @@ from txmq.client.blocking.at_once import CoreAtOnce
 from txmq.client.blocking.core import BlockingCore
 from txmq.client.blocking.decision_pipeline import PendingDecision
 from txmq.client.protocol.awaited import decisions
+from txmq.client.protocol.sender.accumulator import SideRequest
 from txmq.client.protocol.transaction.decision import decide_request, deciding
 from txmq.errors import ClientClosed
 from txmq.faces import run
@@ -28,7 +29,9 @@ def decide(
 
 def submit_decision(core: BlockingCore, token: UUID, outcome: Decision) -> Future[bytes]:
     """Decide a bundle without waiting; return the future of the receipt."""
-    return core.sender.request(Opcode.DECIDE, decide_request(token, outcome, core.settings.service))
+    return core.sender.request(
+        SideRequest(Opcode.DECIDE, decide_request(token, outcome, core.settings.service))
+    )
 
 
 def send_decision(core: BlockingCore, token: UUID, outcome: Decision) -> PendingDecision:
@@ -47,7 +50,7 @@ def request_check(core: BlockingCore, token: UUID) -> None:
     If the request is lost, the broker asks at its time.
     """
     with suppress(ClientClosed):
-        core.sender.request(Opcode.CALL, encode_call("tx.check", {"token": token.hex}))
+        core.sender.request(SideRequest(Opcode.CALL, encode_call("tx.check", {"token": token.hex})))
 
 
 def state_of(core: BlockingCore, token: UUID, timeout: float) -> BundleState | None:

@@ -9,6 +9,7 @@ from typing import Any
 from uuid import uuid4
 
 from txmq.client.protocol.awaited.core import LoopCore
+from txmq.client.protocol.sender.accumulator import SideRequest
 from txmq.client.protocol.sender.batches import (
     FIRST_PAUSE_S,
     LONGEST_PAUSE_S,
@@ -70,7 +71,7 @@ async def _send_batches(
     for batch in batches:
         header = send_header(batch.topic, batch.partition, batch.epoch)
         encoded = batch.rows.encode(producer_id, sequence, core.topics.compression)
-        requests.append(core.send_request(Opcode.SEND, (header, encoded)))
+        requests.append(core.send_request(SideRequest(Opcode.SEND, (header, encoded))))
         sequences.append(sequence)
         sequence += len(batch.rows)
     confirmed: list[ConfirmedBatch] = []

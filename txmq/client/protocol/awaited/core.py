@@ -10,6 +10,7 @@ from typing import Any, Protocol, TypeVar
 from uuid import UUID
 
 from txmq.client.protocol.conversation import Payload
+from txmq.client.protocol.sender.accumulator import SideRequest
 from txmq.client.protocol.sender.topics import TopicCache, TopicMetadata
 from txmq.client.protocol.settings import ClientSettings
 
@@ -59,7 +60,7 @@ class AwaitedCore(Protocol):
     ) -> bytes:
         """Return the payload of the reply to a request; as `call`."""
 
-    async def send_request(self, opcode: int, payload: Payload) -> bytes:
+    async def send_request(self, request: SideRequest[T]) -> T:
         """Return the reply to a request that may share its frame with others. It is
         repeated after each lost connection.
         """

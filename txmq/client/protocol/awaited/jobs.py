@@ -8,6 +8,7 @@ from uuid import UUID
 
 from txmq.client.protocol.awaited.core import AwaitedCore
 from txmq.client.protocol.awaited.decisions import await_state
+from txmq.client.protocol.sender.accumulator import SideRequest
 from txmq.client.protocol.sender.rows import Fields, Rows, checked_messages
 from txmq.client.protocol.transaction.job_decision import (
     JobOutcome,
@@ -148,7 +149,7 @@ class JobBundle:
         part = next(steps, None)
         while part is not None:
             try:
-                await self._core.send_request(Opcode.GROUP, pack_part(part))
+                await self._core.send_request(SideRequest(Opcode.GROUP, pack_part(part)))
             except StaleTopic as stale:
                 if self._core.seconds() >= deadline:
                     raise

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from threading import Condition, Lock, RLock, get_ident
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from txmq.client.protocol.conversation import Payload, client_closed
 from txmq.client.protocol.sender.promise import FutureKind, Promise, PromiseContext, Promises
@@ -90,8 +90,8 @@ class PendingBatch:
 
 
 @dataclass(slots=True)
-class SideRequest:
-    """A request of another kind, which may be repeated.
+class SideRequest(Generic[T]):
+    """A request of another kind, which may be repeated: a repetition must do no harm.
 
     `decode` makes the future's result of the reply's payload, or raises. `rebuild`
     encodes the payload again once the metadata of a topic has changed.
@@ -99,10 +99,10 @@ class SideRequest:
 
     opcode: int
     payload: Payload
-    appended_at: float
-    future: Promise[Any]
-    decode: Callable[[bytes], Any] = bytes
+    decode: Callable[[bytes], T] = bytes  # type: ignore[assignment]  # mypy takes no default for a variable type
     rebuild: Callable[[], bytes] | None = None
+    appended_at: float = 0.0
+    future: Promise[Any] = field(init=False)  # from `append_request` on
     size: int = 0  # bytes that the request occupies in the window
     released: bool = False
     throttled: Throttled | None = None  # why the broker has not taken it
@@ -158,8 +158,8 @@ class Accumulator:
         self._futures = futures or Promises(self.promises)
         self._promise = self._futures.create
         self._batches: dict[tuple[str, int, int, bool], PendingBatch] = {}  # by destination
-        self._requests: list[SideRequest] = []
-        self._combinable: list[SideRequest] = []  # those that share frames
+        self._requests: list[SideRequest[Any]] = []
+        self._combinable: list[SideRequest[Any]] = []  # those that share frames
         self._messages = self._bytes = 0  # in the window
         self._waiting = 0  # callers that wait for room or for a flush
         self._pending = 0  # messages in batches, and combinable requests
@@ -204,23 +204,15 @@ class Accumulator:
             self._wake()
         return future
 
-    def append_request(
-        self,
-        opcode: int,
-        payload: Payload,
-        decode: Callable[[bytes], T] = bytes,  # type: ignore[assignment]  # mypy takes no default for a variable type
-        rebuild: Callable[[], bytes] | None = None,
-        timeout: float | None = None,
-    ) -> Future[T]:
+    def append_request(self, request: SideRequest[T], timeout: float | None = None) -> Future[T]:
         """Append a request of another kind and return the future of its decoded reply.
 
-        It is repeated after a lost connection, so a repetition must do no harm. With a
-        `timeout` it occupies the window as a message does, and raises as `append`. See
-        SideRequest for `decode` and `rebuild`.
+        With a `timeout` it occupies the window as a message does, and raises as
+        `append`.
         """
-        now = time.monotonic()
-        size = 0 if timeout is None else len(payload)
-        request = SideRequest(opcode, payload, now, self._promise(), decode, rebuild, size)
+        request.appended_at = now = time.monotonic()
+        request.future = self._promise()
+        request.size = size = 0 if timeout is None else len(request.payload)
         with self._lock:
             if timeout is not None and (
                 self._messages >= self._max_messages or self._bytes >= self._max_bytes
@@ -230,7 +222,7 @@ class Accumulator:
                 raise self._closed
             self._messages += 1
             self._bytes += size
-            if opcode in COMBINED_OPCODES:
+            if request.opcode in COMBINED_OPCODES:
                 self._combinable.append(request)
                 self._pending += 1
                 wake = self._asleep and self._pending >= self._threshold
@@ -294,7 +286,7 @@ class Accumulator:
         """True while messages wait for others to share a frame with."""
         return self._threshold > 1
 
-    def drain_requests(self, *, ready_only: bool = False) -> list[SideRequest]:
+    def drain_requests(self, *, ready_only: bool = False) -> list[SideRequest[Any]]:
         """Return all side requests.
 
         With `ready_only`, leave out combinable ones while too few entries are pending.

@@ -57,7 +57,7 @@ MAX_BATCHES_IN_FLIGHT = 256  # the broker remembers the receipts of so many
 WRITE_BYTES = 1 << 20  # of one write; the next frames fill up meanwhile
 EMPTY_BATCH_BYTES = 128
 SLOW_RECEIPT_S = 1.0  # since a message was appended; batches are small then
-InFlightRequest = SendRequest | SideRequest | CombinedRequest
+InFlightRequest = SendRequest | SideRequest[Any] | CombinedRequest
 
 
 class InFlightRequests:
@@ -447,7 +447,7 @@ class InFlightRequests:
         self._requests, self._batches = {}, 0
         for request in doubtful:
             self._fail(request, ConnectionLost(f"no receipt came: {cause.message}"))
-        rest: list[SequencedBatch | PendingBatch | SideRequest] = [
+        rest: list[SequencedBatch | PendingBatch | SideRequest[Any]] = [
             *self._refused,
             *self._batcher.queue,
             *self._side_requests.drain_all(),

@@ -27,7 +27,7 @@ class CombinedRequest:
     """Several side requests in one frame."""
 
     opcode: int
-    requests: list[SideRequest]
+    requests: list[SideRequest[Any]]
     released: bool = False
 
     @property
@@ -67,14 +67,14 @@ class SideRequestQueue:
 
     def __init__(self, accumulator: Accumulator, stale_topics: set[str]) -> None:
         self._accumulator, self._stale_topics = accumulator, stale_topics
-        self._waiting: list[SideRequest] = []
+        self._waiting: list[SideRequest[Any]] = []
 
     @property
     def has_throttled(self) -> bool:
         """True while bundles wait until the broker takes them."""
         return any(request.throttled is not None for request in self._waiting)
 
-    def drain(self, *, stores: bool = True) -> list[SideRequest | CombinedRequest]:
+    def drain(self, *, stores: bool = True) -> list[SideRequest[Any] | CombinedRequest]:
         """Return what may be sent now, in frames. Unless `stores`, bundles wait, and
         the rest goes on.
         """
@@ -82,7 +82,7 @@ class SideRequestQueue:
         self._waiting = []
         if not drained:
             return []
-        ready: list[SideRequest] = []
+        ready: list[SideRequest[Any]] = []
         for request in drained:
             if not stores and request.opcode == Opcode.GROUP:
                 if not request.released:
@@ -93,7 +93,7 @@ class SideRequestQueue:
                 self._waiting.append(request)
         return _frames(ready)
 
-    def _rebuild(self, request: SideRequest) -> bool:
+    def _rebuild(self, request: SideRequest[Any]) -> bool:
         """Encode the payload again. Fail the request where that is impossible."""
         assert request.rebuild is not None, "a request that needs a rebuild can be rebuilt"
         try:
@@ -102,7 +102,7 @@ class SideRequestQueue:
             self._accumulator.fail(request, error)
         return not request.needs_rebuild
 
-    def requeue(self, requests: Iterable[SideRequest | CombinedRequest]) -> None:
+    def requeue(self, requests: Iterable[SideRequest[Any] | CombinedRequest]) -> None:
         """Send requests again after a lost connection."""
         for request in requests:
             self._waiting += request.requests if isinstance(request, CombinedRequest) else [request]
@@ -122,7 +122,7 @@ class SideRequestQueue:
                 self._accumulator.complete(request, [decoded])
         return throttled
 
-    def handle_refusal(self, request: SideRequest | CombinedRequest, error: TxmqError) -> bool:
+    def handle_refusal(self, request: SideRequest[Any] | CombinedRequest, error: TxmqError) -> bool:
         """Fail the request, or encode and send it again where the topic's metadata was
         stale: a refused bundle is not stored. Return True for a bundle that goes again
         after a pause.
@@ -145,7 +145,7 @@ class SideRequestQueue:
             self._accumulator.fail(request, error)
         return False
 
-    def drain_older(self, before: float) -> list[SideRequest]:
+    def drain_older(self, before: float) -> list[SideRequest[Any]]:
         """Return the requests that were appended before that moment."""
         if self._accumulator.has_older(before):
             self._waiting += self._accumulator.drain_requests()
@@ -153,24 +153,24 @@ class SideRequestQueue:
         self._waiting = [request for request in self._waiting if request.appended_at >= before]
         return older
 
-    def drain_all(self) -> list[SideRequest]:
+    def drain_all(self) -> list[SideRequest[Any]]:
         """Return all requests that are not in flight."""
         drained = [*self._waiting, *self._accumulator.drain_requests()]
         self._waiting = []
         return drained
 
 
-def _joined(request: SideRequest) -> bytes:
+def _joined(request: SideRequest[Any]) -> bytes:
     payload = request.payload
     return payload if isinstance(payload, bytes) else b"".join(payload)
 
 
-def _frames(requests: Sequence[SideRequest]) -> list[SideRequest | CombinedRequest]:
+def _frames(requests: Sequence[SideRequest[Any]]) -> list[SideRequest[Any] | CombinedRequest]:
     """Return requests in frames, combined where they are small; bundles go before
     decisions.
     """
-    frames: list[SideRequest | CombinedRequest] = []
-    combinable: dict[int, list[SideRequest]] = {opcode: [] for opcode in COMBINED_OPCODES}
+    frames: list[SideRequest[Any] | CombinedRequest] = []
+    combinable: dict[int, list[SideRequest[Any]]] = {opcode: [] for opcode in COMBINED_OPCODES}
     for request in requests:
         small = request.size <= MAX_BYTES
         own = combinable[request.opcode] if small and request.opcode in combinable else frames
@@ -180,7 +180,9 @@ def _frames(requests: Sequence[SideRequest]) -> list[SideRequest | CombinedReque
     return frames
 
 
-def _combine(opcode: int, requests: list[SideRequest]) -> Iterable[SideRequest | CombinedRequest]:
+def _combine(
+    opcode: int, requests: list[SideRequest[Any]]
+) -> Iterable[SideRequest[Any] | CombinedRequest]:
     start = size = 0
     for at, request in enumerate(requests):
         if at > start and (size + request.size > MAX_BYTES or at - start == MAX_REQUESTS):
@@ -191,5 +193,5 @@ def _combine(opcode: int, requests: list[SideRequest]) -> Iterable[SideRequest |
         yield _frame(opcode, requests[start:])
 
 
-def _frame(opcode: int, requests: list[SideRequest]) -> SideRequest | CombinedRequest:
+def _frame(opcode: int, requests: list[SideRequest[Any]]) -> SideRequest[Any] | CombinedRequest:
     return requests[0] if len(requests) == 1 else CombinedRequest(opcode, requests)
