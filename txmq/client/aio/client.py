@@ -73,6 +73,7 @@ class Client(TypedTopicCalls, AwaitedMessageCalls, AioCloseable):
     def __init__(self, core: AioCore) -> None:
         self._core = core
         self._checkers = Checkers(core)
+        core.answer_checks = self._checkers.start
         self._branches: dict[Xid, ForeignBranch] = {}  # of its XA resources
         self._consumers = WeakSet[LoopMembers]()  # live on without the object of their user
         self._readers = WeakSet[Reader]()
@@ -307,7 +308,7 @@ class Client(TypedTopicCalls, AwaitedMessageCalls, AioCloseable):
         they do so together with other local work. With neither, the broker decides
         alone.
         """
-        return begin(self._core, connection, checker, options, self._answer_checks)
+        return begin(self._core, connection, checker, options)
 
     def enlist(
         self, connection: object, **options: Unpack[TransactionOptions]
@@ -337,10 +338,6 @@ class Client(TypedTopicCalls, AwaitedMessageCalls, AioCloseable):
         if named is None:
             raise no_owner()
         return XaResource(self._core, self._branches, named)
-
-    def _answer_checks(self, core: AioCore) -> None:
-        del core  # the only one
-        self._checkers.start()
 
     async def half(
         self,
@@ -417,7 +414,7 @@ class Client(TypedTopicCalls, AwaitedMessageCalls, AioCloseable):
                 Opcode.GROUP, bundle.store_request(), bundle.require_stored, bundle.store_request
             )
         )
-        self._checkers.start()
+        core.answer_checks()
         return bundle.half_message(decide)
 
     def register_checker(self, name: str, checker: Checker) -> None:

@@ -241,7 +241,7 @@ class Cluster(TypedTopicCalls, AwaitedCluster[Client, AioCore], AioCloseable):
         its messages and acks belong to several brokers. The rest is as for
         `Client.transaction`.
         """
-        begun = begin(self._cores[0], connection, checker, options, self._answer_checks)
+        begun = begin(self._cores[0], connection, checker, options)
         begun._spread_by(self._cores, self._routing, self._look_up)  # noqa: SLF001  # not the user's
         return begun
 
@@ -266,9 +266,6 @@ class Cluster(TypedTopicCalls, AwaitedCluster[Client, AioCore], AioCloseable):
     def xa_resource(self, owner: str | None = None) -> NoReturn:
         """Each broker is a resource of its own: `client.xa_resource` of `clients`."""
         raise of_one_broker("xa_resource(…)")
-
-    def _answer_checks(self, core: AioCore) -> None:
-        self.clients[self._cores.index(core)]._answer_checks(core)  # noqa: SLF001  # its own
 
     async def consumer(
         self, group: str, topics: Topics, **options: Unpack[ConsumerOptions]

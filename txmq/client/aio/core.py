@@ -61,6 +61,8 @@ class AioCore(MeetsLog):
         self._connection: PersistentConnection | None = None
         self._tasks = set[asyncio.Task[object]]()  # that nobody waits for before `close`
         self._closing: asyncio.Task[None] | None = None
+        # Answers the broker's questions about half messages from now on.
+        self.answer_checks: Callable[[], None] = no_checks
         # Of the databases, by system identifier and oid: see awaited/outbox.py.
         self.outbox_stamps: dict[tuple[int, int], int] = {}
 
@@ -276,6 +278,10 @@ class AioCore(MeetsLog):
             task.cancel()
         if self._tasks:
             await asyncio.wait(self._tasks)
+
+
+def no_checks() -> None:
+    """Do nothing: a core without a client is asked nothing."""
 
 
 async def finish(task: asyncio.Task[T]) -> T:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from txmq.client.aio.core import AioCore
@@ -29,20 +29,16 @@ def begin(
     connection: object,
     checker: str | None,
     options: TransactionOptions,
-    answer_checks: Callable[[AioCore], None],
 ) -> Transaction:
     """Return a transaction that is not entered yet.
 
-    `answer_checks` is called with the core of a broker that has a half message. Raises
-    ConfigError or LocalProtocolError.
+    Raises ConfigError or LocalProtocolError.
     """
     timeout, check_after, weak, outbox = checked_options(
         core.settings, connection, checker, options
     )
     if checker is not None:
-        return HalfTransaction(
-            core, checker, timeout=timeout, check_after=check_after, answer_checks=answer_checks
-        )
+        return HalfTransaction(core, checker, timeout=timeout, check_after=check_after)
     if connection is NO_CONNECTION:
         return LocalTransaction(core, timeout=timeout)
     from txmq.client.aio.transaction.postgres import PostgresTransaction  # noqa: PLC0415

@@ -5,8 +5,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from txmq.client.aio.core import AioCore
 from txmq.client.aio.transaction.bundle import AioBundle
 from txmq.client.aio.transaction.transaction import Transaction
@@ -23,17 +21,8 @@ class HalfTransaction(Transaction, HalfSteps[AioBundle, AioCore]):
     crash in between then leaves the work without its message.
     """
 
-    def __init__(
-        self,
-        core: AioCore,
-        checker: str,
-        *,
-        timeout: float,
-        check_after: float,
-        answer_checks: Callable[[AioCore], None],
-    ) -> None:
+    def __init__(self, core: AioCore, checker: str, *, timeout: float, check_after: float) -> None:
         super().__init__(core, timeout=timeout, check_after=check_after)
-        self._answer_checks = answer_checks
         self._ask(checker)
 
     async def prepare(self) -> None:
@@ -42,10 +31,4 @@ class HalfTransaction(Transaction, HalfSteps[AioBundle, AioCore]):
         Raises as `client.send` does.
         """
         self._require(Stage.OPEN)
-
-        async def store() -> None:
-            stored = await self._prepare()
-            if stored is not None:
-                self._answer_checks(stored.core)
-
-        await self._in_full(store())
+        await self._in_full(self._prepare())

@@ -34,6 +34,4 @@ class HalfTransaction(Transaction, HalfSteps[BrokerBundle, BlockingCore]):
         Raises as `client.send` does.
         """
         self._require(Stage.OPEN)
-        stored = run(self._prepare())
-        if stored is not None:
-            stored.core.answer_checks()
+        run(self._prepare())

@@ -33,6 +33,7 @@ class StoringCore(BundleCore, Protocol):
 
     # Of the databases, by system identifier and oid: see awaited/outbox.py.
     outbox_stamps: dict[tuple[int, int], int]
+    answer_checks: Callable[[], None]
 
     @property
     def boot_epoch(self) -> int: ...

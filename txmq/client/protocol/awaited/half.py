@@ -45,12 +45,13 @@ class HalfSteps(BlockSteps[B, K]):
             raise no_service()
         self._stored: B | None = None  # once it may be stored
 
-    async def _prepare(self) -> B | None:
-        """Store the half message, and return its bundle, if there is one."""
+    async def _prepare(self) -> None:
+        """Store the half message, and answer for it from now on."""
         await self._route_all()
         self._stage = Stage.STORED  # or it may be, so an error sends a rollback
         await self._store()
-        return self._stored
+        if self._stored is not None:
+            self._stored.core.answer_checks()
 
     @contextmanager
     def _leaving(self, error: BaseException | None) -> Iterator[None]:
