@@ -30,6 +30,7 @@ from txmq.errors import (
     RequestTimeout,
     UnknownTopic,
 )
+from txmq.faces import run
 from txmq.wire.calls.encoding import encode_call
 from txmq.wire.chunks import Chunk, Chunks, unpack_chunks
 from txmq.wire.data_requests import Opcode, Read, ReadLetters, pack_read, pack_read_letters
@@ -139,13 +140,11 @@ class BrokerLink(AbstractContextManager["BrokerLink"]):
         """Return the first of these offsets that was stored at that time or later, in
         microseconds; `end` = none was.
         """
-        steps = offset_at_time((topic, partition), first, end, at)
-        try:
-            wanted = next(steps)
-            while True:
-                wanted = steps.send(self._request(wanted.opcode, wanted.payload))
-        except StopIteration as found:
-            return int(found.value)
+
+        async def read(opcode: int, payload: bytes) -> bytes:
+            return self._request(opcode, payload)
+
+        return run(offset_at_time(read, (topic, partition), first, end, at))
 
     def range_chunks(self, task: TaskRange, *, fail: bool) -> Iterator[Chunk]:
         """Yield the chunks that cover the range of a task.

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Any, Literal, NamedTuple, Protocol
 
 from txmq.client.log import get_logger
@@ -42,6 +43,9 @@ class ReaderRequest(NamedTuple):
 
     opcode: int
     payload: bytes
+
+
+ReadRequest = Callable[[int, bytes], Awaitable[bytes]]
 
 
 class ReaderBroker(Protocol):
@@ -161,6 +165,7 @@ class ReaderState:
         # Of a topic with positions, a partition without one has grown since.
         read_before = {topic for topic, _partition in self._processed}
         starts, shown = {}, dict[str, Any]()
+        read = partial(broker.request, repeat=True)
         for topic, partition in names:
             if topic not in shown:
                 shown[topic] = await broker.call("topic.show", {"name": topic}, repeat=True)
@@ -171,7 +176,7 @@ class ReaderState:
                 starts[topic, partition] = end
             else:
                 name = (topic, partition)
-                starts[name] = await offset_at_time(broker, name, first, end, self._start)
+                starts[name] = await offset_at_time(read, name, first, end, self._start)
         return starts
 
     @property
@@ -303,12 +308,15 @@ def decode_messages(chunk: Chunk, start: int) -> Iterator[ReceivedMessage]:
 
 
 async def offset_at_time(
-    broker: ReaderBroker, name: PartitionName, first: int, end: int, at: int
+    request: ReadRequest, name: PartitionName, first: int, end: int, at: int
 ) -> int:
-    """Return the first offset that was stored at that time or later."""
+    """Return the first offset that was stored at that time or later.
+
+    `request` sends a READ to the broker, and returns the reply.
+    """
     while first < end:
         middle = (first + end) // 2
-        found = await broker.request(*_read(name, middle, 0, 1), repeat=True)
+        found = await request(*_read(name, middle, 0, 1))
         chunks = unpack_chunks(found).chunks
         if chunks and chunks[0].stored_at < at:
             first = (
