@@ -55,7 +55,7 @@ def client(url):
 async def block(row, driver):
     connection = await connect(driver)
     async with client(plan["url"]) as one, client(plan["other"]) as other:
-        async with one.transaction(connection, check_after=0.2) as tx:
+        async with one.transaction(connection, check_after=120) as tx:
             await connection.execute("INSERT INTO orders (id) VALUES ('%s')" % row)
             tx.send(plan["topic"], row.encode())
             (await tx.at(other)).send(plan["topic"], row.encode())
@@ -64,13 +64,13 @@ async def enlisted(row, driver):
     async with client(plan["url"]) as one, client(plan["other"]) as other:
         async with connection.transaction():
             await connection.execute("INSERT INTO orders (id) VALUES ('%s')" % row)
-            tx = one.enlist(connection, check_after=0.2)
+            tx = one.enlist(connection, check_after=120)
             tx.send(plan["topic"], row.encode())
             (await tx.at(other)).send(plan["topic"], row.encode())
 async def half(row, driver):
     work = Path(plan["directory"], row)
     async with client(plan["url"]) as one:
-        async with one.transaction(checker="work", check_after=0.2) as tx:
+        async with one.transaction(checker="work", check_after=120) as tx:
             tx.send(plan["topic"], row.encode(), headers={"row": row})
             await tx.prepare()
             work.touch()
@@ -109,10 +109,15 @@ print(json.dumps([os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in st
 def killed(
     world: World, kills: Sequence[tuple[str, str, str]], status: int = -9, **plan: str
 ) -> None:
-    """Kill a process for each, and count the hits."""
+    """Kill a process for each, and count the hits. Then have all checked that is
+    undecided; no check comes while the processes are at work.
+    """
     plan = {"url": world.broker.url, "dsn": world.dsn, "topic": world.topic} | plan
     output = run_script(PRODUCERS, json.dumps(plan | {"kills": kills}))
     assert json.loads(output) == [status] * len(kills)
+    for url in {plan["url"], plan.get("other", plan["url"])}:
+        with txmq.connect(url, timeout=PATIENCE_S) as client:
+            client.call("tx.check", token=None)
 
 
 def test_every_crash_point_on_asyncio_has_a_test() -> None:
