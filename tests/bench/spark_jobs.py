@@ -118,7 +118,7 @@ def in_place(run: Run) -> Iterator[Row]:
         f"replay of {of}: put back in the order of their keys, without consumers",
         "/s",
         took["letters"] / took["put_back_s"],
-        goal=at_least(100_000),
+        goal=at_least(20_000),
     )
 
 
