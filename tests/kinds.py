@@ -90,7 +90,7 @@ DEEP: Final = {
     "every place, and many seeds": (
         "tests/broker/data_directory/test_index_crash.py",
         "tests/core/consumers/test_simulation.py",
-        "tests/recover/local_store/test_crash.py",
+        "tests/recover/local/test_crash.py",
         "tests/recover/spool/test_spool_simulation.py",
         "tests/simulation/test_simulation.py::test_every_invariant_holds_for_every_seed",
         "tests/store/index/test_environment.py",

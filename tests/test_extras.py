@@ -28,7 +28,7 @@ PARTS = {
     "txmq.client.blocking.spooling_client": BASE,
     "txmq.postgres": BASE,
     "txmq.relay.relay": BASE,
-    "txmq.recover.local_store": "local",
+    "txmq.recover.local": BASE,
     "txmq.twisted": "twisted",
     "txmq.psycopg": "psycopg",
     "txmq.asyncpg": "asyncpg",

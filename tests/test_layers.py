@@ -24,7 +24,7 @@ LAYERS = {
     "words": "errors config model crashpoints faces version",
     "formats": "model.keys model.schemas wire batch selector store.log.record store.tables",
     "rules": "tx core",
-    "disk and database": "store tx.postgres recover.spool recover.local_store",
+    "disk and database": "store tx.postgres recover.local",
     "reactor and clients": "broker client twisted aio postgres psycopg asyncpg",
     "recovery and relay": "recover relay",
     "frameworks": "sqlalchemy django kombu taskiq",
@@ -74,7 +74,7 @@ STRANGERS = (("broker", "client"), ("client", "broker core store"), ("store", "c
 
 
 # Disk formats below a folder of a later layer: for circles they are folders beside it.
-APART = "recover.spool recover.local_store"
+APART = "recover.local"
 
 
 class Import(NamedTuple):

@@ -25,7 +25,7 @@ from examples.order_flow.deployment import Deployment
 from examples.order_flow.fleet import ROOT
 from examples.order_flow.order_placed import ORDER_PLACED, OrderPlaced
 from examples.order_flow.services import tracking
-from txmq.recover.spool import spools_below
+from txmq.recover.local.spools import spools_below
 from txmq.testing.processes import ProcessEnded
 
 SHOWN: Final = 3  # examples per claim

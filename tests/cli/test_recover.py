@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import shutil
+import sqlite3
 import time
 from base64 import b64decode
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,7 +22,7 @@ from txmq.cli.commands import recover
 from txmq.cli.parsers import MessagePlace
 from txmq.errors import Conflict
 from txmq.model.retry import FailureReport
-from txmq.recover.local_store import (
+from txmq.recover.local import (
     Change,
     LocalStore,
     Place,
@@ -32,10 +34,6 @@ from txmq.recover.local_store import (
 from txmq.testing.processes import Running, running
 
 MESSAGES = 6
-LOST_LOG = json.dumps(
-    {"kind": "spool", "version": 1, "id": "1", "service": None, "log_id": None, "created_at": 1}
-    | {"incarnation": None, "begun": True}
-)
 BODY = b"\xff\x00body"
 FAILURE = FailureReport("KeyError", "no such order", "f-1")
 
@@ -240,7 +238,7 @@ def test_a_spool_without_an_owner_is_shown_and_sent(
     reply("topic", "create", "spooled", "--partitions", "1", broker=served[1])
     lost = spool / f"{1:032x}"
     lost.mkdir()
-    (lost / "identity.json").write_text(LOST_LOG)
+    (lost / "lock").touch()
     failed = run(*retry, "--json", "--broker", served[1])
     assert failed.exit_code == 1
     assert "is gone" in json.loads(failed.stdout)["problems"][0]["problem"]
@@ -290,12 +288,14 @@ def test_what_is_no_store_and_no_export_is_refused(shop: Shop, tmp_path: Path) -
     assert shop.refused("adopt", "other", shop.id, "--data", str(shop.directory))["error"] == (
         "ForeignStore"
     )
-    [identity] = shop.directory.glob("*/*/identity.json")
-    fields = json.loads(identity.read_text())
-    other = "00000000-0000-4000-8000-000000000001"
-    for change, error in {"version": "UnsupportedFormat", "log_id": "ForeignStore"}.items():
-        value = 99 if change == "version" else other
-        identity.write_text(json.dumps(fields | {change: value}))
+    [file] = shop.directory.glob("*/*/store.db")
+    other = "UPDATE about SET value = '00000000-0000-4000-8000-000000000001' WHERE name = 'log_id'"
+    for change, error in {
+        other: "ForeignStore",
+        "PRAGMA user_version = 99": "UnsupportedFormat",
+    }.items():
+        with closing(sqlite3.connect(file, isolation_level=None)) as database:
+            database.execute(change)
         assert shop.refused("adopt", "--data", str(shop.directory))["error"] == error
 
 

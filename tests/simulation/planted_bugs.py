@@ -57,7 +57,7 @@ from txmq.core.transactions import batched, decisions, jobs, large_bundles, mode
 from txmq.core.transactions.decisions import DecideTransaction
 from txmq.model.bundle import BundleState
 from txmq.model.message import Decision
-from txmq.recover.local_store import Change, State
+from txmq.recover.local import Change, State
 from txmq.store.log.writer import Flush
 from txmq.store.snapshot import write_snapshot
 from txmq.store.tables import FAILED_KEY

@@ -2,7 +2,7 @@
 any change of their disks and elsewhere, and some disks are lost with them; an operator
 adopts the stores of those.
 
-The store on disk is a model of `txmq.recover.local_store`, whose own tests cut the
+The store on disk is a model of `txmq.recover.local`, whose own tests cut the
 power. All above it is the client's own.
 """
 
@@ -31,7 +31,7 @@ from txmq.client.protocol.consumer.store_jobs import JobResult, StoredPut, Store
 from txmq.client.protocol.consumer.stored_delivery import stored_delivery
 from txmq.errors import NotLeased, RequestRejected
 from txmq.model.retry import FailureReport, RetryPolicy
-from txmq.recover.local_store import Change, Entry, Place, State, StoredMessage, StoreStats
+from txmq.recover.local import Change, Entry, Place, State, StoredMessage, StoreStats
 
 SHARE = 0.05  # of the seeds have them
 GROUP = "l"
@@ -114,9 +114,9 @@ class ModelStore:
             self._disk.rows.pop(place, None)
             self._handed.discard(place)
 
-    def quarantine(self, places: Iterable[Place], _reason: str) -> str:
+    def quarantine(self, places: Sequence[Place], _reason: str) -> int:
         self.forget(places)
-        return ""
+        return len(places)
 
     def told(self, entries: Sequence[Entry]) -> None:
         for entry in entries:

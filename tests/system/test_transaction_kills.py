@@ -42,7 +42,7 @@ ROLES = {
     # clients: producers, coordinators, relays, consumers
     "tx", "half", "local", "xa", "relay", "inbox", "consumer",
     "checker", "resolver", "outbox", "recovery",  # those that find the outcome
-    "spool", "local_store",  # producers without a broker, consumers
+    "spool", "local_store",  # producers without a broker, consumers, and both their disks
     "log",  # a broker, at each record
     "plan",  # a broker that replays dead letters, and the operator's command
     "adoption",  # a broker that gives a consumer's store to others

@@ -15,7 +15,7 @@ from txmq.errors import StoreError
 
 if TYPE_CHECKING:
     from txmq.cli.command import CommandSession
-    from txmq.recover.local_store import Scanned, StoreIdentity
+    from txmq.recover.local import Scanned, StoreIdentity
 
 PER_CALL = 1_000  # messages of a call, and entries of a page: the broker's limit
 ADOPTION_S = 60.0  # that `adopt` waits for the last step
@@ -85,7 +85,7 @@ def wait_for_adoption(session: CommandSession, of_store: dict[str, Any]) -> int:
 
 def export_lines(session: CommandSession, of_store: dict[str, Any]) -> Iterator[str]:
     """Yield the lines of an export, made of the broker's own copies."""
-    from txmq.recover.local_store.export import FORMAT, VERSION
+    from txmq.recover.local.export import FORMAT, VERSION
 
     log_id = session.client.call("broker.show")["log_id"]
     ordered = session.client.call("group.show", group=of_store["group"])["mode"] == "ordered"

@@ -15,7 +15,7 @@ from txmq.cli.rows import body_fields
 from txmq.errors import DirectoryInUse, InvalidExport, StoreError
 
 if TYPE_CHECKING:
-    from txmq.recover.local_store import Scanned, StoreIdentity, StoreSummary
+    from txmq.recover.local import Scanned, StoreIdentity, StoreSummary
 
 # characters that the broker takes of an error's type, text and fingerprint
 MAX_TYPE, MAX_TEXT, MAX_FINGERPRINT = 256, 4_096, 64
@@ -33,10 +33,11 @@ def require_directory(directory: Path) -> Path:
 
 def find_stores(directory: Path) -> list[Path]:
     """Return the stores in a directory, or below it."""
-    from txmq.recover.local_store import stores_below
+    from txmq.recover.local import stores_below
+    from txmq.recover.local.view import is_store
 
     require_directory(directory)
-    if (directory / "identity.json").exists():
+    if is_store(directory):
         return [directory]
     return [Path(found.path) for found in stores_below(str(directory))]
 
@@ -57,19 +58,19 @@ def find_store(directory: Path) -> Path:
 
 def is_for_spools(directory: Path) -> bool:
     """Return whether producers use a directory, also where nothing waits there."""
-    from txmq.recover.spool import spools_below
-    from txmq.recover.spool.directory import TOPICS
+    from txmq.recover.local.spools import TOPICS, spools_below
 
     return (directory / TOPICS).is_file() or bool(spools_below(str(directory)))
 
 
 def describe_disk(directory: Path, group: str | None) -> dict[str, Any]:
     """Describe the stores and spools below a directory."""
-    from txmq.recover.local_store import summary
-    from txmq.recover.spool import spools_below
+    from txmq.recover.local import summary
+    from txmq.recover.local.spools import spools_below
+    from txmq.recover.local.view import is_store
 
     stores = [summary(str(path)) for path in find_stores(directory)]
-    spools = [] if (directory / "identity.json").exists() else spools_below(str(directory))
+    spools = [] if is_store(directory) else spools_below(str(directory))
     if not stores and not spools and not is_for_spools(directory):
         raise StoreError(
             f"{directory}: there is neither a store of a consumer nor a spool",
@@ -104,7 +105,7 @@ def _store_row(found: StoreSummary) -> dict[str, Any]:
 
 
 def _counts(path: str) -> dict[str, Any]:
-    from txmq.recover.local_store import State, scan
+    from txmq.recover.local import State, scan
 
     states, unreported, attempts, oldest = Counter[str](), 0, 0, 0
     for entry, _message in scan(path):
@@ -127,7 +128,7 @@ def _counts(path: str) -> dict[str, Any]:
 
 def list_messages(directory: Path, *, bodies: bool) -> Iterator[dict[str, Any]]:
     """Yield the messages of the store, or of the spools, in a directory."""
-    from txmq.recover.local_store import existing_identity, scan
+    from txmq.recover.local import existing_identity, scan
 
     if not find_stores(directory) and is_for_spools(directory):
         for spooled in list_spooled(directory):
@@ -163,7 +164,7 @@ def _refused(refusal: dict[str, Any]) -> dict[str, Any]:
 
 def list_spooled(directory: Path) -> Iterator[dict[str, Any]]:
     """Yield the messages of all spools below a directory, with bodies in base64."""
-    from txmq.recover.spool import scan
+    from txmq.recover.local.spools import scan
 
     for message in scan(str(directory)):
         refusal = message.refusal
@@ -179,7 +180,7 @@ def open_copy(
     directory: Path | None, export: Path | None
 ) -> Iterator[tuple[StoreIdentity | None, Iterable[Scanned]]]:
     """Open the copy of a store that the operator names, if any."""
-    from txmq.recover.local_store import existing_identity, read_export, scan, summary
+    from txmq.recover.local import existing_identity, read_export, scan, summary
 
     if directory is not None and export is not None:
         raise typer.BadParameter("use either --data or --export")

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from txmq.client.blocking.connect import connect
 from txmq.errors import RequestTimeout
-from txmq.recover.spool import retry_refused, spools_below
+from txmq.recover.local.spools import retry_refused, spools_below
 
 if TYPE_CHECKING:
     from uuid import UUID
 
-    from txmq.recover.spool import SpoolSummary
+    from txmq.recover.local.spools import SpoolSummary
 
 
 class SpoolProblem(NamedTuple):

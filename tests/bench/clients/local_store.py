@@ -20,7 +20,7 @@ from uuid import UUID
 
 from tests.bench.harness import rss_anon
 from txmq.model.retry import FailureReport
-from txmq.recover.local_store import LocalStore, Place, StoredMessage, StoreLimits, StoreOwner
+from txmq.recover.local import LocalStore, Place, StoredMessage, StoreLimits, StoreOwner
 
 OWNER = StoreOwner("bench", "bench", 1, UUID(int=1), ordered=True)
 LIMITS = StoreLimits(bytes=1 << 40, messages=1 << 30)

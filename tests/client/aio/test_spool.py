@@ -15,8 +15,7 @@ from txmq.aio import outcome_of
 from txmq.errors import (
     Throttled,
 )
-from txmq.recover.spool import SpoolDirectory, spools_below
-from txmq.recover.spool.directory import KnownTopic
+from txmq.recover.local.spools import KnownTopic, SpoolDirectory, spools_below
 from txmq.testing.wait import PATIENCE_S
 
 

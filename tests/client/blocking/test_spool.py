@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import sqlite3
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from datetime import timedelta
 from functools import partial
 from itertools import count
@@ -30,9 +32,10 @@ from txmq.errors import (
     TxmqError,
 )
 from txmq.model.keys import partition_of
-from txmq.recover.spool import Spool, scan, spools_below
+from txmq.recover.local.database import Database
+from txmq.recover.local.spool import Spool
+from txmq.recover.local.spools import scan, spools_below
 from txmq.recover.spool_drain import drain_spools
-from txmq.store.filesystem import RealFile
 from txmq.testing.processes import ProcessEnded, run_script
 from txmq.testing.wait import PATIENCE_S, wait_until
 
@@ -344,10 +347,12 @@ def test_an_input_error_of_the_disk_closes_the_spool_with_a_typed_error(
     client.send(topic, b"second")
 
     def failing(_self: object) -> None:
-        raise StoreError("fdatasync: Input/output error")
+        error = sqlite3.OperationalError("disk I/O error")
+        error.sqlite_errorcode = sqlite3.SQLITE_IOERR_FSYNC
+        raise error
 
     with monkeypatch.context() as patch:
-        patch.setattr(RealFile, "fdatasync", failing)
+        patch.setattr(Database, "_commit", failing)
         with pytest.raises(TxmqError) as raised:
             client.send(topic, b"third")
         assert raised.value.outcome == "unknown"
@@ -465,10 +470,15 @@ def test_a_drain_says_what_it_leaves_alone(
     for body in (b"sent", b"elsewhere", b"newer"):
         with txmq.connect("txmq://127.0.0.1:1", spool=str(spools)) as away:
             assert away.send(topic, body, partition=0).spooled
-    _, foreign, newer = (Path(one.path, "identity.json") for one in spools_below(str(spools)))
+    _, foreign, newer = (Path(one.path, "spool.db") for one in spools_below(str(spools)))
     other = "00000000-0000-4000-8000-000000000001"
-    foreign.write_text(foreign.read_text().replace('"log_id": null', f'"log_id": "{other}"'))
-    newer.write_text(newer.read_text().replace('"version": 1', '"version": 9'))
+    changes = {
+        foreign: f"UPDATE about SET value = '{other}' WHERE name = 'log_id'",
+        newer: "PRAGMA user_version = 9",
+    }
+    for file, change in changes.items():
+        with closing(sqlite3.connect(file, isolation_level=None)) as database:
+            database.execute(change)
     result = drain_spools(own_broker.url, str(spools), timeout=PATIENCE_S)
     assert result[:3] == (1, 2, 0)
     assert [one.path for one in result.problems] == [str(foreign.parent), str(newer.parent)]

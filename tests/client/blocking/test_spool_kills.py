@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tests.client.real import RealBroker
 from txmq.client.blocking.client import Client
-from txmq.recover.spool import scan
+from txmq.recover.local.spools import scan
 from txmq.recover.spool_drain import drain_spools
 from txmq.testing.forked import run_source
 from txmq.testing.processes import run_script, running
@@ -68,7 +68,7 @@ for point, pid in pids.items():
 RETRY = """
 import os, sys
 from txmq.crashpoints import VARIABLE
-from txmq.recover.spool import retry_refused
+from txmq.recover.local.spools import retry_refused
 if not (pid := os.fork()):
     os.environ[VARIABLE] = "spool.after_retry"
     retry_refused(sys.argv[1])

@@ -16,7 +16,7 @@ from tests.client.scripted_member import fresh
 from txmq.errors import BrokerUnavailable, DirectoryInUse, LocalProtocolError, TxmqError
 from txmq.model.message import Message, ReceivedMessage
 from txmq.model.retry import RetryPolicy
-from txmq.recover.local_store import scan, stores_below
+from txmq.recover.local import scan, stores_below
 from txmq.testing.wait import PATIENCE_S
 
 RETRY = RetryPolicy((0.3,), retries=5)

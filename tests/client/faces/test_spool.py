@@ -17,8 +17,7 @@ from txmq.errors import (
     TxmqError,
 )
 from txmq.model.message import Message
-from txmq.recover.spool import SpoolDirectory, spools_below
-from txmq.recover.spool.directory import KnownTopic
+from txmq.recover.local.spools import KnownTopic, SpoolDirectory, spools_below
 from txmq.testing.wait import PATIENCE_S
 
 NOBODY = "txmq://127.0.0.1:1"

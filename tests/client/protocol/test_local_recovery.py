@@ -4,6 +4,7 @@ broker is told, and what handlers get.
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,11 +13,10 @@ import pytest
 
 from tests.client.scripted_member import bodies, chunk, keyed, places
 from tests.client.scripted_store import TOPIC_ID, StoredMember
-from tests.recover.local_store.harness import PATH, SIZES, SimIndex, new_disk
 from txmq.client.protocol.consumer.in_place import InPlaceAttempts
 from txmq.errors import LocalProtocolError, NotLeased
 from txmq.model.retry import RetryPolicy
-from txmq.recover.local_store import LocalStore, handed_out
+from txmq.recover.local import handed_out
 
 RETRY = RetryPolicy((5, 60), retries=2, dead=["ValueError"], postpone=["OSError"])
 
@@ -698,31 +698,22 @@ def test_a_damaged_store_is_reported(made: Any, tmp_path: Path) -> None:
     member.told()
     member.disk()
     member.crash()
-    [segment] = [
-        one
-        for one in tmp_path.glob("*/*/log/*")
-        if one.stat().st_size and b"m0" in one.read_bytes()
-    ]
-    content = segment.read_bytes()
-    at = content.index(b"KeyError")
-    segment.write_bytes(content[:at] + b"X" + content[at + 1 :])
-    for index in tmp_path.glob("*/*/index/*"):
-        index.unlink()
+    [file] = tmp_path.glob("*/*/store.db")
+    content = file.read_bytes()
+    file.write_bytes(content[:-8192] + bytes(8192))
     again = made().joined(generation=2)
     again.disk()
     alarms = again.args_of("alarms.report")["alarms"]
     assert [alarm["name"] for alarm in alarms] == ["store.damaged"]
 
 
-def test_a_damaged_body_is_given_back_to_the_broker(made: Any, tmp_path: Path) -> None:
+def test_a_damaged_body_is_given_back_to_the_broker(made: Any) -> None:
     member = made().serving().fetched(chunk("m0"))
     fail(member)
     member.disk()
     member.told()
-    [segment] = tmp_path.glob("*/*/log/*.seg")
-    content = segment.read_bytes()
-    at = content.rindex(b"m0")
-    segment.write_bytes(content[:at] + b"X" + content[at + 1 :])
+    database = member.stores._stores["orders"]._database
+    database.run(lambda connection: connection.execute("UPDATE content SET body = x'00'"))
     member.wait(5.1)
     assert member.receive() == []
     assert member.told("settled") == [(0, "returned", 1)]
@@ -741,17 +732,16 @@ def test_a_dead_message_is_stored_while_the_broker_is_away_and_told(made: Any) -
     assert member.recovery.counters().postponed == 1
 
 
+def full_disk() -> None:
+    error = sqlite3.OperationalError("database or disk is full")
+    error.sqlite_errorcode = sqlite3.SQLITE_FULL
+    raise error
+
+
 def test_a_consumer_goes_on_when_not_even_outcomes_have_space(made: Any) -> None:
     member = made(retry=RetryPolicy((5, 5), retries=100))
     member.serving().fetched(chunk("m0"))
-    disk = new_disk(capacity=1 << 20)
-    stores = member.stores._stores  # the same store on a simulated disk
-    stores["orders"].close()
-    stores["orders"], _ = LocalStore.open_at(
-        *(disk, PATH, stores["orders"].owner, stores["orders"].limits, SimIndex()),
-        sizes=SIZES,
-        now=member.wall_us,
-    )
+    database = member.stores._stores["orders"]._database
     fail(member)
     member.disk()
     assert member.told() == [(0, "stored", 1)]
@@ -759,8 +749,7 @@ def test_a_consumer_goes_on_when_not_even_outcomes_have_space(made: Any) -> None
     full = 0  # rounds
     while full < 5 and member.member.failure is None:
         full += member.recovery.counters().stores_full
-        space = disk.space("/")
-        disk.capacity = space.size - space.free  # others take what is left
+        database._commit = full_disk  # others take what is left
         member.wait(5.1)
         for message in member.receive():
             attempts = message.attempt
@@ -769,7 +758,7 @@ def test_a_consumer_goes_on_when_not_even_outcomes_have_space(made: Any) -> None
         if "consumer.stored" in member.request_names():
             member.told()
     assert member.member.failure is None
-    disk.capacity = 1 << 20
+    del database._commit
     for _ in range(3):
         member.wait(5.1)
         if "consumer.stored" in member.request_names():

@@ -7,7 +7,7 @@ from typing import cast
 
 import pytest
 
-from tests.recover.spool.disks import SESSION, batch, directory_on, new_disk, store, waiting
+from tests.recover.spool.disks import SESSION, batch, new_disk, new_spool, store, waiting
 from tests.recover.spool.spool_world import Connection
 from txmq.batch import read_header
 from txmq.client.protocol.conversation import Conversation
@@ -25,8 +25,9 @@ from txmq.errors import (
     UnknownProducer,
     UnknownTopic,
 )
-from txmq.recover.spool import Spool
-from txmq.recover.spool.refused import read_refused
+from txmq.recover.local.batches import SPOOL, refused_batches
+from txmq.recover.local.database import read_only
+from txmq.recover.local.spool import Spool
 from txmq.wire.batched import BatchedReply, pack_replies, unpack_requests
 from txmq.wire.data_requests import Opcode, SendReceipt, pack_send_receipt, unpack_send
 from txmq.wire.frames import Frame
@@ -37,8 +38,7 @@ class Scene:
     """A drain of batches of two messages, over a connection without multi-send."""
 
     def __init__(self, batches: int = 3) -> None:
-        self.fs = new_disk()
-        self.spool: Spool = directory_on(self.fs).open_new(None, None, 1)
+        self.spool: Spool = new_spool(new_disk())
         store(self.spool, *(batch(2 * n, b"%d" % n, b"+") for n in range(batches)))
         self.topics = TopicCache(
             lambda _topic: {"topics": [{"partitions": 4, "epoch": 9, "topic_id": 1}]}, None
@@ -225,7 +225,8 @@ def test_a_search_that_is_refused_for_good_puts_the_message_aside() -> None:
     assert scene.drain.in_doubt is not None
     scene.drain.search_refused(RequestRejected("not for you"))
     assert scene.drain.in_doubt is None
-    [(_batch, refusal)] = read_refused(scene.fs, scene.spool.path)
+    with read_only(scene.spool.path, SPOOL) as connection:
+        [(_batch, refusal)] = refused_batches(connection)
     assert refusal.outcome == "unknown"
     assert scene.sends() == [(SESSION, 2, 2)]
 

@@ -9,8 +9,7 @@ from twisted.internet.defer import CancelledError
 
 import txmq.twisted
 from tests.client.reactor_thread import InReactor
-from txmq.recover.spool import SpoolDirectory, scan
-from txmq.recover.spool.directory import KnownTopic
+from txmq.recover.local.spools import KnownTopic, SpoolDirectory, scan
 
 
 def test_to_cancel_a_send_takes_nothing_back(

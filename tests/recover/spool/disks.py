@@ -1,30 +1,106 @@
-"""Spools on simulated disks: batches, openings, and what is in them."""
+"""Spools on disks that lose power: batches, openings, and what is in them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import shutil
+import sqlite3
+from collections.abc import Callable, Iterable, Sequence
 from itertools import count
+from pathlib import Path
+from random import Random
+from tempfile import mkdtemp
+from weakref import finalize
 
 from txmq.batch import BatchView, encode
 from txmq.model.message import Message
-from txmq.recover.spool import Opened, Spool, SpooledBatch
-from txmq.recover.spool.directory import SpoolDirectory
-from txmq.testing.simfs import SimFS
+from txmq.recover.local.batches import SpooledBatch
+from txmq.recover.local.spool import Spool
+from txmq.recover.local.spools import OpenedSpool, SpoolDirectory
 
-ROOT = "/srv/spool"
 SESSION = bytes(range(16))
+FULL = 2  # PRAGMA synchronous
+FAST = "/dev/shm" if Path("/dev/shm").is_dir() else None
 _nows = count(1_000)
 
 
-def new_disk(capacity: int | None = None) -> SimFS:
-    fs = SimFS(capacity=capacity)
-    fs.makedirs("/srv")
-    return fs.copy()
+class Disk:
+    """A directory with spools. `at_commit` is called around each of their commits.
+
+    A copy is what a killed process leaves. After a power cut, what was not synced is
+    missing from the end of the write-ahead logs, or is garbage.
+    """
+
+    def __init__(self) -> None:
+        directory = mkdtemp(prefix="txmq-spools-", dir=FAST)
+        finalize(self, shutil.rmtree, directory)
+        self.root = Path(directory, "spools")
+        self.at_commit: Callable[[], None] = lambda: None
+        self._synced: dict[Path, int] = {}  # bytes of write-ahead logs
+
+    def watch(self, *spools: Spool) -> None:
+        """Note what the commits of open spools have synced."""
+        for spool in spools:
+            database = spool._database
+            log = Path(f"{database.file}-wal")
+            if log not in self._synced:
+                self._synced[log] = _size(log)
+                database._commit = self._watched(database._connection, database._commit, log)  # type: ignore[method-assign]
+
+    def _watched(
+        self, connection: sqlite3.Connection, commit: Callable[[], None], log: Path
+    ) -> Callable[[], None]:
+        def watched() -> None:
+            self.at_commit()
+            [how] = connection.execute("PRAGMA synchronous").fetchone()
+            commit()
+            if how == FULL:
+                self._synced[log] = _size(log)
+            self.at_commit()
+
+        return watched
+
+    def restart(self) -> Disk:
+        """Return the disk as it is when the process is killed."""
+        other = Disk()
+        if self.root.exists():
+            shutil.copytree(self.root, other.root, ignore=_left_out)
+        return other
+
+    copy = restart
+
+    def crash(self, rng: Random) -> Disk:
+        """Return the disk after a power cut."""
+        other = self.restart()
+        for log, synced in self._synced.items():
+            copy = other.root / log.relative_to(self.root)
+            if copy.exists():
+                data = copy.read_bytes()
+                kept = rng.randint(min(synced, len(data)), len(data))
+                garbage = rng.randbytes(rng.choice((0, len(data) - kept)))
+                copy.write_bytes(data[:kept] + garbage)
+        return other
 
 
-def directory_on(fs: SimFS) -> SpoolDirectory:
-    """Segments are small, so that there are several."""
-    return SpoolDirectory(ROOT, fs, segment_size=4096, preallocate=1024)
+def _left_out(_folder: str, names: list[str]) -> list[str]:
+    return [name for name in names if name.endswith("-shm")]
+
+
+def _size(log: Path) -> int:
+    return log.stat().st_size if log.exists() else 0
+
+
+def new_disk() -> Disk:
+    return Disk()
+
+
+def directory_on(disk: Disk) -> SpoolDirectory:
+    return SpoolDirectory(str(disk.root))
+
+
+def new_spool(disk: Disk) -> Spool:
+    spool = directory_on(disk).open_new("orders", None, 1)
+    disk.watch(spool)
+    return spool
 
 
 def batch(
@@ -51,11 +127,11 @@ def bodies(batches: Iterable[SpooledBatch]) -> list[bytes]:
     return [body for batch in batches for body in BatchView(batch.encoded).bodies]
 
 
-def taken(fs: SimFS) -> list[Opened]:
+def taken(disk: Disk) -> list[OpenedSpool]:
     """The spools that another process finds on this disk."""
-    return directory_on(fs).open_orphans(next(_nows))
+    return directory_on(disk).open_orphans(next(_nows))
 
 
-def open_spools(opened: Sequence[Opened]) -> list[Spool]:
+def open_spools(opened: Sequence[OpenedSpool]) -> list[Spool]:
     assert all(found.error is None for found in opened), opened
     return [found.spool for found in opened if found.spool is not None]

@@ -15,6 +15,7 @@ from typing import Any, cast
 from unittest.mock import patch
 
 from tests.core.driver import Driver
+from tests.recover.spool.disks import Disk, directory_on
 from tests.recover.spool.disks import batch as encoded_batch
 from txmq.batch import BatchView, verify
 from txmq.client.protocol.conversation import Conversation
@@ -29,8 +30,6 @@ from txmq.core.topics.topics import CreateTopic, GrowTopic
 from txmq.errors import UnknownTopic
 from txmq.model.keys import partition_of
 from txmq.model.message import message_id
-from txmq.recover.spool import SpoolDirectory
-from txmq.testing.simfs import SimFS
 from txmq.wire.batched import BatchedReply, pack_replies, unpack_requests
 from txmq.wire.data_requests import Opcode, pack_send_receipt, unpack_send
 from txmq.wire.frames import Frame
@@ -38,7 +37,6 @@ from txmq.wire.status import OK, error_reply
 
 TOPIC, CLOSED = "orders", "closed"
 KEYS = [f"k{n}" for n in range(4)]
-ROOT = "/srv/spool"
 
 
 class SimulatedBroker:
@@ -108,10 +106,10 @@ class Connection:
 class Producer:
     """A process with a spool, on the disk that the one before has left."""
 
-    def __init__(self, world: SpoolWorld, fs: SimFS) -> None:
-        self._world, self.fs = world, fs
-        directory = SpoolDirectory(ROOT, fs, segment_size=8192, preallocate=1024)
-        self.chain = SpoolChain(directory, 1 << 30)
+    def __init__(self, world: SpoolWorld, disk: Disk) -> None:
+        self._world, self.disk = world, disk
+        self.chain = SpoolChain(directory_on(disk), 1 << 30)
+        disk.watch(*self.chain.spools)
         self.topics = TopicCache(world.broker.describe, None)
         self.drain: SpoolDrain | None = None
         self.connection: Connection | None = None
@@ -199,9 +197,7 @@ class SpoolWorld:
         self.counts: Counter[str] = Counter()
         self._numbers: Counter[str] = Counter()
         self._acked: dict[str, list[str]] = {TOPIC: [], CLOSED: []}
-        fs = SimFS()
-        fs.makedirs("/srv")
-        self.producer = Producer(self, fs.copy())
+        self.producer = Producer(self, Disk())
 
     def next_body(self, key: str) -> bytes:
         self._numbers[key] += 1
@@ -214,11 +210,11 @@ class SpoolWorld:
         for _ in range(steps):
             self._step()
         for copies in range(2):  # and once more what a copy of the disk has
-            image = self.producer.fs.copy()
+            image = self.producer.disk.copy()
             self.drain_all()
             if copies == 0 and self.rng.random() < 0.5:
                 self.counts["copies"] += 1
-                self.producer = Producer(self, image)
+                self._continue_on(image)
         self.check()
         return self.counts
 
@@ -235,10 +231,10 @@ class SpoolWorld:
             producer.lose_connection()
         elif draw < 0.95:
             self.counts["restarts"] += 1
-            self.producer = Producer(self, producer.fs.restart())
+            self._continue_on(producer.disk.restart())
         elif draw < 0.97:
             self.counts["power cuts"] += 1
-            self.producer = Producer(self, producer.fs.crash(self.rng))
+            self._continue_on(producer.disk.crash(self.rng))
         elif draw < 0.98:
             self.broker.grow(self.rng)
         elif draw < 0.983:
@@ -246,13 +242,19 @@ class SpoolWorld:
         else:
             self._forget_sessions()
 
+    def _continue_on(self, disk: Disk) -> None:
+        """Go on with another process; the one before is dead."""
+        dead, self.producer = self.producer, Producer(self, disk)
+        dead.chain.abandon()
+
     def _lose_a_copy(self) -> None:
         """Let a copy of the disk drain a while, and never come back."""
         self.counts["lost copies"] += 1
-        copy = Producer(self, self.producer.fs.copy())
+        copy = Producer(self, self.producer.disk.copy())
         for _ in range(self.rng.randrange(40)):
             copy.step()
             copy.exchange()
+        copy.chain.abandon()
 
     def _forget_sessions(self) -> None:
         if not self.counts["lost copies"]:  # what the broker still has, copies do not double

@@ -1,32 +1,33 @@
-"""Power cuts at every change, and errors at every call: what a receipt was given for is
-there, in order.
+"""Power cuts, kills and errors at every commit: what a receipt was given for is there,
+in order.
 """
 
 from __future__ import annotations
 
-import errno
+import sqlite3
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random
+from typing import Any
 
 import pytest
 
 from tests.recover.spool.disks import (
     SESSION,
+    Disk,
     batch,
     bodies,
-    directory_on,
     new_disk,
+    new_spool,
     open_spools,
     store,
     taken,
     waiting,
 )
 from txmq.errors import DiskFull, SpoolFull, StoreError
-from txmq.recover.spool import Refusal, Spool, SpooledBatch
-from txmq.recover.spool.refused import read_refused
-from txmq.store.log import writer
-from txmq.testing.simfs import SimFS, crash_points
+from txmq.recover.local.batches import SPOOL, Refusal, SpooledBatch, refused_batches
+from txmq.recover.local.database import Database, read_only
+from txmq.recover.local.spool import Spool
 
 REFUSAL = Refusal("UnknownTopic", "no", 7, "not done")
 
@@ -40,9 +41,9 @@ class History:
     drained: set[bytes] = field(default_factory=set)
 
 
-def live(fs: SimFS, history: History) -> None:
+def live(disk: Disk, history: History) -> None:
     """A life: an outage, a drain with all that may happen, and another outage."""
-    spool = directory_on(fs).open_new("orders", None, 1)
+    spool = new_spool(disk)
     sequence = 0
     for number in range(20):
         own = [b"%d.%d" % (number, row) for row in range(number % 3 + 1)]
@@ -71,15 +72,22 @@ def names(batches: list[SpooledBatch]) -> list[bytes]:
     return [body.rstrip(b"\0") for body in bodies(batches)]
 
 
-def check(fs: SimFS, history: History) -> None:
+def refused(spool: Spool) -> list[SpooledBatch]:
+    with read_only(spool.path, SPOOL) as connection:
+        return [one for one, _ in refused_batches(connection)]
+
+
+def check(disk: Disk, history: History) -> None:
     """Whatever has a receipt is there in order, or was drained or refused."""
-    spools = open_spools(taken(fs))
+    opened = taken(disk)
+    assert not any(one.report.damage or one.report.lost for one in opened)
+    spools = open_spools(opened)
     assert len(spools) <= 1
     there = names(waiting(spools[0])) if spools else []
     order = [body for body in history.staged if body in set(there)]
     assert there == order, "out of order, or twice"
-    refused = [one for spool in spools for one, _refusal in read_refused(fs, spool.path)]
-    gone = set(history.receipts) - set(there) - set(names(refused))
+    aside = [one for spool in spools for one in refused(spool)]
+    gone = set(history.receipts) - set(there) - set(names(aside))
     assert gone <= history.drained, f"lost: {gone - history.drained}"
     for spool in spools:
         assert spool.waiting == len(there)
@@ -89,39 +97,55 @@ def check(fs: SimFS, history: History) -> None:
 
 
 def check_power_cuts() -> int:
-    points = 0
-    for fs, history in crash_points(new_disk(), live, History):
-        for seed in range(3):
-            check(fs.crash(Random(7 * points + seed)), history)
-        check(fs.restart(), history)
+    points, disk, history = 0, new_disk(), History()
+
+    def look() -> None:
+        nonlocal points
         points += 1
+        check(disk.crash(Random(points)), history)
+        check(disk.restart(), history)
+
+    disk.at_commit = look
+    live(disk, history)
     return points
 
 
 def test_a_power_cut_at_every_change_loses_and_invents_nothing() -> None:
-    assert check_power_cuts() > 100
+    assert check_power_cuts() > 50
 
 
-def no_fsync(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(writer.LogWriter, "_sync", lambda self: setattr(self, "synced", self.end))
+def no_sync(monkeypatch: pytest.MonkeyPatch) -> None:
+    true = Database.run
+
+    def unsynced(self: Database, work: Any, *, synced: bool = True, keep: bool = False) -> Any:
+        del synced
+        return true(self, work, synced=False, keep=keep)
+
+    monkeypatch.setattr(Database, "run", unsynced)
 
 
-def receipts_before_the_fsync(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Spool, "flush", lambda self: self._write(sync=False))
+def receipts_before_the_commit(monkeypatch: pytest.MonkeyPatch) -> None:
+    true = Spool.flush
+
+    def late(self: Spool) -> None:
+        """Write what came before, and leave this for the next flush."""
+        staged, self._staged = self._staged, getattr(self, "before", [])
+        true(self)
+        self.before = staged  # type: ignore[attr-defined]
+
+    monkeypatch.setattr(Spool, "flush", late)
 
 
-def marks_one_record_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
+def marks_one_batch_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
     true = Spool.mark_drained
     monkeypatch.setattr(
         Spool,
         "mark_drained",
-        lambda self, position, messages: true(
-            self, next(one.end for one in waiting(self) if one.position >= position), messages
-        ),
+        lambda self, position, messages: true(self, position + 1, messages),
     )
 
 
-@pytest.mark.parametrize("plant", [no_fsync, receipts_before_the_fsync, marks_one_record_too_many])
+@pytest.mark.parametrize("plant", [no_sync, receipts_before_the_commit, marks_one_batch_too_many])
 def test_planted_bugs_of_the_spools_disk_are_found(
     plant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -130,38 +154,61 @@ def test_planted_bugs_of_the_spools_disk_are_found(
         check_power_cuts()
 
 
-@pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC, errno.EACCES])
-def test_an_error_at_every_call_is_typed_and_loses_nothing(number: int) -> None:
-    clean = new_disk().copy()
-    live(clean, History())
+@pytest.mark.parametrize("code", [sqlite3.SQLITE_IOERR_FSYNC, sqlite3.SQLITE_FULL])
+def test_an_error_at_every_call_is_typed_and_loses_nothing(code: int) -> None:
     failed = 0
-    for call in range(1, clean.calls + 1):
-        fs, history = new_disk(), History()
-        fs.errors = {call: number}
+    for call in range(60):
+        disk, history, calls = new_disk(), History(), 0
+
+        def fail() -> None:
+            nonlocal calls
+            calls += 1
+            if calls == call:  # noqa: B023  # called at once
+                error = sqlite3.OperationalError("a failure of this test")
+                error.sqlite_errorcode = code
+                raise error
+
+        disk.at_commit = fail
         try:
-            live(fs, history)
+            live(disk, history)
         except StoreError:
             failed += 1
-        check(fs.restart(), history)
-    assert failed > clean.calls // 2, "errors were met, and not passed over"
+        check(disk.restart(), history)
+    assert failed > 20, "errors were met, and not passed over"
 
 
-def test_a_full_disk_refuses_before_anything_is_staged_and_goes_on_later() -> None:
-    fs = new_disk(capacity=2 << 20)
-    spool = directory_on(fs).open_new(None, None, 1)
-    stored = []
-    for number in range(2_000):
-        try:
-            spool.require_space(4_000)
-            store(spool, batch(number, b"%d" % number + bytes(3_000)))
-        except DiskFull:
-            break
-        stored.append(number)
-    assert 100 < len(stored) < 1_000
-    assert [one.sequence for one in waiting(spool)] == stored
-    fs.capacity = 8 << 20
-    store(spool, batch(stored[-1] + 1, b"more"))
-    assert waiting(spool)[-1].sequence == stored[-1] + 1
+def test_a_full_disk_refuses_before_anything_is_staged_and_goes_on_later(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    spool = new_spool(new_disk())
+    with monkeypatch.context() as patch:
+        free = [1 << 21]
+        patch.setattr(spool._database, "free_space", lambda: free[0])
+        store(spool, batch(0, b"0"))
+        free[0] = 1 << 20
+        with pytest.raises(DiskFull):
+            store(spool, batch(1, b"1"))
+    assert [one.sequence for one in waiting(spool)] == [0]
+    assert spool.waiting == 1
+    store(spool, batch(1, b"more"))
+    assert bodies(waiting(spool)) == [b"0", b"more"]
+    spool.abandon()
+
+
+def test_a_flush_without_space_may_be_made_again() -> None:
+    spool = new_spool(new_disk())
+    store(spool, batch(0, b"0"))
+    pages = "PRAGMA max_page_count"
+    database = spool._database
+    database.read(lambda connection: connection.execute(f"{pages} = 1"))
+    spool.stage([batch(1, bytes(100_000))], 1)
+    for _ in range(2):
+        with pytest.raises(DiskFull):
+            spool.flush()
+    database.read(lambda connection: connection.execute(f"{pages} = 1000000"))
+    spool.flush()
+    assert [one.sequence for one in waiting(spool)] == [0, 1]
+    spool.abandon()
 
 
 def test_the_limits_error_says_that_nothing_was_done() -> None:

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-import json
 import os
+import sqlite3
+from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from random import Random
 from threading import Thread
-from typing import Any, cast
+from typing import Any
 from uuid import UUID
 
 import pytest
 
 from tests.recover.spool.disks import (
-    ROOT,
     SESSION,
+    Disk,
     batch,
     bodies,
     directory_on,
     new_disk,
+    new_spool,
     open_spools,
     store,
     taken,
@@ -28,37 +31,43 @@ from txmq.client.protocol.sender.spool_chain import SpoolChain
 from txmq.errors import DirectoryInUse, StoreError, UnsupportedFormat
 from txmq.model.message import message_id
 from txmq.model.units import HOUR
-from txmq.recover.spool import (
-    Opened,
-    Refusal,
-    Spool,
+from txmq.recover.local.batches import Refusal
+from txmq.recover.local.spool import Spool
+from txmq.recover.local.spools import (
+    KnownTopic,
+    OpenedSpool,
     SpoolDirectory,
     drop_refused,
     scan,
     spools_below,
 )
-from txmq.recover.spool.directory import KnownTopic
-from txmq.testing.simfs import SimFS
 
 REFUSAL = Refusal("UnknownTopic", "there is no such topic", 7, "not done")
 
 
-def a_spool(fs: SimFS) -> Spool:
-    return directory_on(fs).open_new("orders", None, 1)
-
-
-def reopened(fs: SimFS) -> Spool:
+def reopened(disk: Disk) -> Spool:
     """The spool as another process finds it after a power cut."""
-    [spool] = open_spools(taken(fs.crash(Random(1))))
+    other = disk.crash(Random(1))
+    _kept.append(other)
+    [spool] = open_spools(taken(other))
     return spool
 
 
+_kept: list[Disk] = []  # while their spools are used
+
+
+@pytest.fixture(autouse=True)
+def _disks() -> Iterator[None]:
+    yield
+    _kept.clear()
+
+
 def test_batches_come_back_in_order_with_the_sequences_that_they_had() -> None:
-    fs = new_disk()
-    spool = a_spool(fs)
+    disk = new_disk()
+    spool = new_spool(disk)
     store(spool, batch(0, b"a", b"b"), batch(2, b"c"))
     store(spool, batch(3, b"d"))
-    again = reopened(fs)
+    again = reopened(disk)
     assert bodies(waiting(again)) == [b"a", b"b", b"c", b"d"]
     assert [one.sequence for one in waiting(again)] == [0, 2, 3]
     assert (again.waiting, again.identity) == (4, spool.identity)
@@ -66,27 +75,27 @@ def test_batches_come_back_in_order_with_the_sequences_that_they_had() -> None:
     assert again.oldest_at == spool.oldest_at > 0
 
 
-def test_what_is_drained_does_not_come_back_and_gives_its_segments_back() -> None:
-    fs = new_disk()
-    spool = a_spool(fs)
+def test_what_is_drained_does_not_come_back() -> None:
+    disk = new_disk()
+    spool = new_spool(disk)
     for number in range(40):
         store(spool, batch(number, b"%d" % number * 100))
-    segments = len(fs.listdir(f"{spool.path}/log"))
+    size = spool.size
     first = waiting(spool)
     spool.mark_drained(first[29].end, 30)
-    assert len(fs.listdir(f"{spool.path}/log")) < segments
+    assert spool.size * 3 < size
     store(spool, batch(40, b"last"))  # which brings the mark to disk
-    again = reopened(fs)
+    again = reopened(disk)
     assert [one.sequence for one in waiting(again)] == list(range(30, 41))
     assert again.waiting == spool.waiting == 11
 
 
 def test_a_split_batch_comes_row_by_row_with_the_sequences_of_its_rows() -> None:
-    fs = new_disk()
-    spool = a_spool(fs)
+    disk = new_disk()
+    spool = new_spool(disk)
     store(spool, batch(5, b"a", b"b", b"c"))
     spool.split(waiting(spool)[0])
-    for opened in (spool, reopened(fs)):
+    for opened in (spool, reopened(disk)):
         rows = waiting(opened)
         assert [(row.sequence, row.count, row.partition) for row in rows] == [
             (5, 1, -1),
@@ -97,23 +106,23 @@ def test_a_split_batch_comes_row_by_row_with_the_sequences_of_its_rows() -> None
 
 
 def test_a_renewed_session_is_the_same_in_every_copy() -> None:
-    fs = new_disk()
-    spool = a_spool(fs)
+    disk = new_disk()
+    spool = new_spool(disk)
     store(spool, batch(5, b"a"), batch(6, b"b"), batch(7, b"c"))
-    copy = fs.copy()
+    copy = disk.copy()
     spool.renew(waiting(spool)[1])
     [other] = open_spools(taken(copy))
     other.renew(waiting(other)[1])
     session, sequence = spool.renewals.resolve(SESSION, 7)
     assert (session, sequence) == other.renewals.resolve(SESSION, 7)
-    assert (session, sequence) == reopened(fs).renewals.resolve(SESSION, 7)
+    assert (session, sequence) == reopened(disk).renewals.resolve(SESSION, 7)
     assert session != SESSION
     assert sequence == 1
     assert spool.renewals.resolve(SESSION, 5) == (SESSION, 5)
 
 
 def test_a_session_renewed_again_at_the_same_place_is_another_one() -> None:
-    spool = a_spool(new_disk())
+    spool = new_spool(new_disk())
     store(spool, batch(0, b"a"))
     spool.renew(waiting(spool)[0])
     once = spool.renewals.resolve(SESSION, 0)
@@ -122,11 +131,11 @@ def test_a_session_renewed_again_at_the_same_place_is_another_one() -> None:
 
 
 def test_a_refused_batch_is_kept_with_its_error_and_is_not_sent_again() -> None:
-    fs = new_disk()
-    spool = a_spool(fs)
+    disk = new_disk()
+    spool = new_spool(disk)
     store(spool, batch(0, b"a"), batch(1, b"b"), batch(2, b"c"))
     spool.refuse(waiting(spool)[1], REFUSAL)
-    for opened in (spool, reopened(fs)):
+    for opened in (spool, reopened(disk)):
         assert bodies(waiting(opened)) == [b"a", b"c"]
         assert opened.refused == 1
         assert opened.refusal_of(SESSION, 1) == "UnknownTopic: there is no such topic"
@@ -138,8 +147,7 @@ def test_what_a_process_left_that_died_before_the_identity_is_removed(tmp_path: 
     with_draft, empty = (tmp_path / f"{n:032x}" for n in (1, 2))
     with_draft.mkdir()
     empty.mkdir()
-    (with_draft / "lock").touch()
-    (with_draft / "identity.json.new").write_text("{")
+    (with_draft / "spool.db.new").write_text("{")
     assert spools_below(str(tmp_path)) == []
     assert list(scan(str(tmp_path))) == []
     assert SpoolDirectory(str(tmp_path)).open_orphans(HOUR) == []
@@ -149,35 +157,38 @@ def test_what_a_process_left_that_died_before_the_identity_is_removed(tmp_path: 
 
 
 def test_a_spool_whose_log_is_gone_is_reported_and_stays() -> None:
-    fs = new_disk()
-    spool, unused = a_spool(fs), a_spool(fs)
+    disk = new_disk()
+    spool = new_spool(disk)
     store(spool, batch(0, b"a"))
-    for one in (spool, unused):
-        for name in fs.listdir(f"{one.path}/log"):
-            fs.remove(f"{one.path}/log/{name}")
-    lost, empty = taken(fs.restart())
-    assert "is gone" in str(lost.error)
-    assert lost.spool is None
-    assert empty.spool is not None, "a process died before its first record"
+    other = disk.restart()
+    [file] = other.root.glob("*/spool.db")
+    for left in file.parent.glob("spool.db*"):
+        left.unlink()
+    for _ in range(2):
+        [lost] = taken(other)
+        assert "spool.db is gone" in str(lost.error)
+        assert lost.spool is None
+    assert "spool.db is gone" in spools_below(str(other.root))[0].problem
 
 
 def test_the_identity_has_the_incarnation_of_the_log() -> None:
-    fs = new_disk()
-    spool = a_spool(fs)
+    disk = new_disk()
+    spool = new_spool(disk)
     store(spool, batch(0, b"a"))
     spool.set_log(UUID(int=1), UUID(int=2))
-    assert reopened(fs).identity[2:] == (UUID(int=1), 1, UUID(int=2), True)
+    assert reopened(disk).identity[2:] == (UUID(int=1), 1, UUID(int=2))
 
 
 def test_a_spool_of_a_restored_log_is_drained_and_says_so(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("structlog.is_configured", lambda: False)
-    fs, log_id = new_disk(), UUID(int=1)
-    spool = a_spool(fs)
+    disk, log_id = new_disk(), UUID(int=1)
+    spool = new_spool(disk)
     store(spool, batch(0, b"a"))
     spool.set_log(log_id, None)
-    chain = SpoolChain(directory_on(fs.restart()), 1 << 30)
+    other = disk.restart()
+    chain = SpoolChain(directory_on(other), 1 << 30)
     for _connection in range(2):
         chain.set_log(log_id, UUID(int=2))
         assert caplog.text.count("spool.log_restored") == 1
@@ -188,8 +199,8 @@ def test_a_spool_of_a_restored_log_is_drained_and_says_so(
 
 
 def test_an_empty_spool_removes_itself_and_one_with_messages_does_not() -> None:
-    fs = new_disk()
-    spool, other, third = (a_spool(fs) for _ in range(3))
+    disk = new_disk()
+    spool, other, third = (new_spool(disk) for _ in range(3))
     store(other, batch(0, b"a"))
     store(third, batch(0, b"a"))
     third.refuse(waiting(third)[0], REFUSAL)
@@ -197,45 +208,54 @@ def test_an_empty_spool_removes_itself_and_one_with_messages_does_not() -> None:
     for each in (spool, other, third):
         each.close()
         each.close()
-    assert sorted(fs.listdir(ROOT)) == sorted(
-        path.rpartition("/")[2] for path in (other.path, third.path)
-    )
+    assert sorted(map(str, disk.root.iterdir())) == sorted((other.path, third.path))
 
 
 def test_a_spool_has_one_owner() -> None:
-    fs = new_disk()
-    spool = a_spool(fs)
+    disk = new_disk()
+    spool = new_spool(disk)
     store(spool, batch(0, b"a"))
-    assert taken(fs) == []
+    assert taken(disk) == []
     spool.abandon()
-    [again] = open_spools(taken(fs))
+    [again] = open_spools(taken(disk))
     assert bodies(waiting(again)) == [b"a"]
 
 
-class WatchedFS:
-    """A file system on which another process looks for spools before each call."""
+def test_a_process_that_looks_for_spools_leaves_alone_those_being_made_or_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It looks whenever the name of a file is made or removed."""
+    directory, seen, looks = SpoolDirectory(str(tmp_path)), list[OpenedSpool](), False
 
-    def __init__(self, fs: SimFS) -> None:
-        self._fs, self.seen = fs, list[Opened]()
+    def look() -> None:
+        nonlocal looks
+        if not looks:
+            looks = True
+            seen.extend(directory.open_orphans(1))
+            looks = False
 
-    def __getattr__(self, name: str) -> Any:
-        self.seen += taken(self._fs)
-        return getattr(self._fs, name)
+    def looking(true: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any, **options: Any) -> Any:
+            look()
+            done = true(*arguments, **options)
+            look()
+            return done
 
+        return call
 
-def test_a_process_that_looks_for_spools_leaves_alone_those_being_made_or_removed() -> None:
-    fs = new_disk()
-    watched = WatchedFS(fs)
-    spool = directory_on(cast("SimFS", watched)).open_new("orders", None, 1)
+    for name in ("mkdir", "touch", "rename", "unlink", "rmdir"):
+        monkeypatch.setattr(Path, name, looking(getattr(Path, name)))
+    spool = directory.open_new("orders", None, 1)
     store(spool, batch(0, b"a"))
     spool.mark_drained(spool.end, 1)
     spool.close()
-    assert watched.seen == []
-    assert fs.listdir(ROOT) == []
+    monkeypatch.undo()
+    assert seen == []
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_spools_are_listed_beside_processes_that_come_and_go(tmp_path: Path) -> None:
-    directory = SpoolDirectory(str(tmp_path), segment_size=4096, preallocate=1024)
+    directory = SpoolDirectory(str(tmp_path))
 
     def come_and_go() -> None:
         for now in range(1, 30):
@@ -255,75 +275,105 @@ def test_spools_are_listed_beside_processes_that_come_and_go(tmp_path: Path) -> 
 
 
 def test_damage_is_put_aside_with_a_report_and_the_rest_comes() -> None:
-    fs = new_disk()
-    spool = a_spool(fs)
+    disk = new_disk()
+    spool = new_spool(disk)
     for number in range(3):
-        store(spool, batch(number, b"%d" % number))
-    second = waiting(spool)[1]
+        store(spool, batch(number, b"%d" % number * 500))
+    spool.refuse(waiting(spool)[2], REFUSAL)
     spool.abandon()
-    [name] = fs.listdir(f"{spool.path}/log")
-    file = fs.open(f"{spool.path}/log/{name}", write=True)
-    file.pwrite([b"rotten"], second.position + 60)
-    [(_path, found, report, error)] = taken(fs)
+    [file] = disk.root.glob("*/spool.db")
+    data = bytearray(file.read_bytes())
+    data[data.index(b"1" * 500) + 9] ^= 1
+    file.write_bytes(data)
+    for _ in range(2):
+        [(_path, found, report, error)] = taken(disk)
+        assert error is None
+        assert found is not None
+        assert bodies(waiting(found)) == [b"0" * 500]
+        assert (report.lost, found.refused) == (1, 1)
+        found.abandon()
+    with closing(sqlite3.connect(file)) as database:
+        [(aside,)] = database.execute("SELECT encoded FROM damaged")
+    assert aside.count(b"1") > 490, "it is readable"
+    [(_path, found, _report, _error)] = taken(disk)
+    assert found is not None
+    found.mark_drained(found.end, 1)
+    assert found.drop_refused(None) == 1
+    found.close()
+    assert file.exists(), "what is damaged stays"
+
+
+@pytest.mark.parametrize("part", [0.2, 0.5, 0.9])
+def test_of_a_damaged_file_the_other_batches_come_in_order(part: float) -> None:
+    disk = new_disk()
+    spool = new_spool(disk)
+    store(spool, *(batch(number, b"%03d" % number * 300) for number in range(200)))
+    spool.set_log(UUID(int=1), None)
+    spool.abandon()
+    [file] = disk.root.glob("*/spool.db")
+    data = bytearray(file.read_bytes())
+    page = int(part * (len(data) // 8192)) * 8192
+    data[page : page + 8192] = Random(part).randbytes(8192)
+    file.write_bytes(data)
+    [(_path, found, report, error)] = taken(disk)
     assert error is None
     assert found is not None
-    assert bodies(waiting(found)) == [b"0", b"2"]
-    assert [damage.position for damage in report.lost] == [second.position]
-    assert any("lost" in name for name in fs.listdir(f"{spool.path}/log"))
+    there = [one.sequence for one in waiting(found)]
+    assert there == sorted(there)
+    assert len(there) > 150
+    assert found.waiting == len(there)
+    assert found.identity.log_id == UUID(int=1)
+    assert report.damage
+    assert Path(report.aside, "spool.db").read_bytes() == data
+    found.abandon()
 
 
 def test_spools_stay_in_order_when_the_clock_is_put_back() -> None:
-    fs = new_disk()
-    directory = directory_on(fs)
+    disk = new_disk()
+    directory = directory_on(disk)
     made = [directory.open_new(None, None, now) for now in (10**16, 5, 0, -3, 10**15)]
     for number, spool in enumerate(made):
         store(spool, batch(0, b"%d" % number))
         spool.abandon()
-    found = open_spools(taken(fs))
+    found = open_spools(taken(disk))
     assert [bodies(waiting(spool)) for spool in found] == [[b"%d" % n] for n in range(5)]
 
 
-def test_a_torn_tail_is_cut_with_a_report() -> None:
-    fs = new_disk()
-    spool = a_spool(fs)
+def test_a_torn_tail_is_cut() -> None:
+    disk = new_disk()
+    spool = new_spool(disk)
     store(spool, batch(0, b"0"))
-    end = spool.end
-    spool.abandon()
-    [name] = fs.listdir(f"{spool.path}/log")
-    fs.open(f"{spool.path}/log/{name}", write=True).pwrite([b"torn"], end)
-    [(_path, found, report, _error)] = taken(fs)
+    other = disk.restart()
+    [log] = other.root.glob("*/spool.db-wal")
+    log.write_bytes(log.read_bytes() + b"torn" * 3_000)
+    [(_path, found, report, _error)] = taken(other)
     assert found is not None
     assert bodies(waiting(found)) == [b"0"]
-    assert report.torn is not None
+    assert report == ("", "", 0)
+    found.abandon()
 
 
 @pytest.mark.parametrize(
-    ("content", "error"),
+    ("change", "error"),
     [
-        ({"kind": "spool", "version": 2}, UnsupportedFormat),
-        ({"kind": "local_store", "version": 1}, StoreError),
-        ({"kind": "spool", "version": 1, "id": "x"}, StoreError),
-        ("{", StoreError),
-        ([], StoreError),
+        ("PRAGMA user_version = 2", UnsupportedFormat),
+        ("UPDATE about SET value = 'consumer store' WHERE name = 'kind'", StoreError),
+        ("UPDATE about SET value = 'x' WHERE name = 'log_id'", StoreError),
     ],
 )
 def test_what_is_no_spool_of_this_version_is_left_alone(
-    tmp_path: Path, content: object, error: type[StoreError]
+    tmp_path: Path, change: str, error: type[StoreError]
 ) -> None:
     directory = SpoolDirectory(str(tmp_path))
     spool = directory.open_new(None, None, 1)
     store(spool, batch(0, b"a"))
     spool.abandon()
-    identity = Path(spool.path) / "identity.json"
-    identity.write_text(content if isinstance(content, str) else json.dumps(content))
+    with closing(sqlite3.connect(Path(spool.path, "spool.db"), isolation_level=None)) as database:
+        database.execute(change)
     [(_path, found, _report, refusal)] = directory.open_orphans(1)
     assert found is None
     assert isinstance(refusal, error)
     assert str(tmp_path) in str(refusal)
-    identity.unlink()
-    [(_path, found, _report, refusal)] = directory.open_orphans(1)
-    assert found is None
-    assert "identity" in str(refusal)
 
 
 def test_files_are_private_and_links_are_not_followed(tmp_path: Path) -> None:

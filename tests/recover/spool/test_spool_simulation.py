@@ -13,12 +13,12 @@ import pytest
 
 from tests.recover.spool.disks import batch, store
 from tests.recover.spool.spool_world import TOPIC, Connection, Producer, SpoolWorld
+from tests.recover.spool.test_disk_faults import no_sync
 from txmq.client.protocol.sender.spool_drain import SpoolDrain
 from txmq.core.topics import sends
 from txmq.core.topics.topics import CreateTopic, GrowTopic
 from txmq.model.keys import partition_of
-from txmq.recover.spool import Spool
-from txmq.store.log import writer
+from txmq.recover.local.spool import Spool
 
 SEEDS = range(*map(int, os.environ.get("TXMQ_SEEDS", "1:61").split(":")))
 
@@ -46,7 +46,7 @@ def test_a_copy_that_is_drained_first_doubles_nothing_without_receipts() -> None
         one = batch(number, body := world.next_body("k0"), key="k0")
         store(world.producer.chain.own, one._replace(partition=partition))
         world.acked(TOPIC, [body])
-    copy = Producer(world, world.producer.fs.copy())
+    copy = Producer(world, world.producer.disk.copy())
     original, world.producer = world.producer, copy
     world.drain_all()
     world.producer = original
@@ -64,7 +64,7 @@ def test_a_copy_that_has_put_a_batch_aside_and_its_original_send_the_same(refuse
         store(world.producer.chain.own, one._replace(partition=0, epoch=0, topic=topic))
         if topic == TOPIC:
             world.acked(TOPIC, [body])
-    original, copy = world.producer, Producer(world, world.producer.fs.copy())
+    original, copy = world.producer, Producer(world, world.producer.disk.copy())
     world.producer = copy
     world.drain_all()
     assert copy.chain.refused == 1
@@ -85,7 +85,7 @@ def test_what_a_copy_left_undone_of_a_batch_is_sent() -> None:
         one = batch(sequence, *bodies, key="k0")
         store(world.producer.chain.own, one._replace(partition=partition, epoch=known.epoch))
         world.acked(TOPIC, bodies)
-    copy = Producer(world, world.producer.fs.copy())
+    copy = Producer(world, world.producer.disk.copy())
     copy.connection = Connection(most=1)
     world.broker.driver.do(GrowTopic(TOPIC, 5))
     while not world.broker.published:
@@ -136,7 +136,7 @@ def new_session_for_a_doubtful_batch(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def no_fsync_of_the_spool(monkeypatch: pytest.MonkeyPatch) -> None:
     """Plant: the spool is not synced."""
-    monkeypatch.setattr(writer.LogWriter, "_sync", lambda self: setattr(self, "synced", self.end))
+    no_sync(monkeypatch)
 
 
 def a_split_is_not_noted(monkeypatch: pytest.MonkeyPatch) -> None:

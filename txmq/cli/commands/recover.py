@@ -35,7 +35,7 @@ from txmq.errors import Conflict, ForeignStore, StoreError
 from txmq.model.tracebacks import last_line
 
 if TYPE_CHECKING:
-    from txmq.recover.local_store import StoreIdentity
+    from txmq.recover.local import StoreIdentity
 
 app = typer.Typer(
     name="recover",
@@ -185,7 +185,7 @@ def drop(  # noqa: PLR0913  # its options
     directory, drop what the broker has refused of the spools there.
     """
     if directory is not None:
-        from txmq.recover.spool import drop_refused
+        from txmq.recover.local.spools import drop_refused
 
         _require_nothing_named(group, store, message)
         out.confirm(f"Drop what was refused of the spools in {directory}?", yes=yes)
@@ -261,7 +261,7 @@ def export_(
             for line in export_lines(session, of_store):
                 print(line)
         return
-    from txmq.recover.local_store import export
+    from txmq.recover.local import export
 
     below = find_stores(directory)
     if not below and is_for_spools(directory):

@@ -17,7 +17,7 @@ from txmq.client.protocol.sender.spool_drain import InDoubt, Skip
 from txmq.client.protocol.sender.spool_topics import SpoolTopics
 from txmq.client.protocol.settings import no_spool
 from txmq.errors import UnknownTopic
-from txmq.recover.spool import SpoolDirectory
+from txmq.recover.local.spools import SpoolDirectory
 
 
 class SpoolingCore(BlockingCore):

@@ -2,4 +2,4 @@
 
 from txmq.errors.extras import require
 
-require("local", "lmdb", "sortedcontainers")
+require("broker", "lmdb", "sortedcontainers")

@@ -6,13 +6,11 @@ the other and posts their results back to where the state machine lives.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from contextlib import suppress
 from queue import Empty, SimpleQueue
 from threading import Thread
 from uuid import UUID
-from weakref import WeakSet
 
 from txmq.client.log import get_logger
 from txmq.client.protocol.consumer.operations import MAX_DELAY_S
@@ -22,7 +20,7 @@ from txmq.crashpoints import crashpoint
 from txmq.errors import DiskFull, ForeignStore, StoreError, StoreFull, TxmqError
 from txmq.model.retry import FailureReport
 from txmq.model.units import SECOND
-from txmq.recover.local_store import (
+from txmq.recover.local import (
     Change,
     LocalStore,
     State,
@@ -30,8 +28,8 @@ from txmq.recover.local_store import (
     StoreLimits,
     StoreOwner,
 )
-from txmq.recover.local_store.handed_out import HandedOut
-from txmq.recover.local_store.replaced import move_aside
+from txmq.recover.local.folder import move_aside
+from txmq.recover.local.handed_out import HandedOut
 
 TICK_S = 0.1  # between two looks at the clock, for due messages and timeouts
 MOST_SKIPPED = 64  # due messages that are read and passed over at once
@@ -76,10 +74,6 @@ class StoreThread:
             self._stores.close()
 
 
-# of this process; in the child of a fork those of its parent
-_open: WeakSet[LocalStores] = WeakSet()
-
-
 class LocalStores:
     """The open stores of one member, one for each topic. For one thread."""
 
@@ -92,12 +86,6 @@ class LocalStores:
         self._settings, self._log_id, self._now = settings, log_id, now
         self._stores: dict[str, LocalStore] = {}
         self._handed: dict[str, HandedOut] = {}
-        _open.add(self)
-
-    def leave_to_parent(self) -> None:
-        """Let go of the stores' locks in the child of a fork."""
-        for store in self._stores.values():
-            store.leave_to_parent()
 
     def close(self) -> None:
         """Close all stores. What is in them stays."""
@@ -213,8 +201,8 @@ class LocalStores:
 
     def _quarantine(self, store: LocalStore, job: StoreJob) -> None:
         if job.unknown:
-            moved_to = store.quarantine(job.unknown, "the broker does not know them")
-            log.warning("local_store.quarantined", topic=job.topic, moved_to=moved_to)
+            count = store.quarantine(job.unknown, "the broker does not know them")
+            log.warning("local_store.quarantined", topic=job.topic, messages=count)
 
     def _put(self, store: LocalStore, result: JobResult) -> set[object]:
         """Put messages. Return the places of those that do not fit."""
@@ -299,12 +287,3 @@ class LocalStores:
         # The due time is for the case that this process dies.
         due = job.now + (policy.delay(attempt + 1) or policy.delays_us[-1])
         return Change(place, State.STORED, attempt + 1, due, KEPT_FAILURE)
-
-
-def _leave_to_parent() -> None:
-    for stores in list(_open):
-        stores.leave_to_parent()
-    _open.clear()
-
-
-os.register_at_fork(after_in_child=_leave_to_parent)

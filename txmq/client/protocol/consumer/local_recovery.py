@@ -50,7 +50,7 @@ from txmq.client.protocol.consumer.topic_store import TopicStore, alarm_request,
 from txmq.errors import LocalProtocolError, TxmqError
 from txmq.model.retry import FailureReport
 from txmq.model.units import SECOND
-from txmq.recover.local_store import Entry, Place, State, StoredMessage
+from txmq.recover.local import Entry, Place, State, StoredMessage
 from txmq.wire.data_requests import AckedRange
 
 if TYPE_CHECKING:

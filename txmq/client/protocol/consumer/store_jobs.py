@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from txmq.errors import TxmqError
     from txmq.model.retry import FailureReport
-    from txmq.recover.local_store import (
+    from txmq.recover.local import (
         Change,
         Entry,
         Place,
@@ -113,9 +113,7 @@ class StoreJob:
 
 def damage_alarm(topic: str, report: StoreReport | None) -> AlarmReport | None:
     """Return the alarm of a store that was found damaged when it was opened."""
-    if report is None:
-        return None
-    if not (report.damages or report.returned or report.unnamed or report.emptied):
+    if report is None or not report.findings():
         return None
     text = f"a consumer's local store of topic {topic} was damaged: {'; '.join(report.findings())}"
     action = (

@@ -21,7 +21,7 @@ from txmq.wire.json import parse_as
 if TYPE_CHECKING:
     from uuid import UUID
 
-    from txmq.recover.local_store import Entry, Place
+    from txmq.recover.local import Entry, Place
 
 ENTRIES_PER_REPORT = 1_000
 KEPT, ELSEWHERE, UNKNOWN = "kept", "elsewhere", "unknown"

@@ -9,7 +9,7 @@ from txmq.client.protocol.consumer.fetched import READY, DeliveredMessage
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from txmq.recover.local_store import StoredMessage
+    from txmq.recover.local import StoredMessage
 
 
 class StoredDelivery:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from txmq.client.protocol.consumer.settlement import PendingNack
 from txmq.model.retry import DEFAULT_DELAYS, FailureAction, RetryPolicy
 from txmq.model.units import MILLISECOND
-from txmq.recover.local_store import State
+from txmq.recover.local import State
 
 # For groups with the default policy: a retry here costs nobody a request.
 LOCAL_POLICY = RetryPolicy((5, *DEFAULT_DELAYS[:-1]))

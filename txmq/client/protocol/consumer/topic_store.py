@@ -8,13 +8,13 @@ from txmq.client.protocol.alarm_reports import MAX_DURATION_S, AlarmReport
 from txmq.client.protocol.consumer.requests import Request, call_request
 from txmq.client.protocol.consumer.store_jobs import StoreJob
 from txmq.model.retry import FailureReport
-from txmq.recover.local_store import Change, Entry, Place, State
+from txmq.recover.local import Change, Entry, Place, State
 
 if TYPE_CHECKING:
     from txmq.client.protocol.consumer.settlement import PendingNack
     from txmq.client.protocol.consumer.store_reports import StoreReports
     from txmq.client.protocol.consumer.stored_delivery import StoredDelivery
-    from txmq.recover.local_store import StoreStats
+    from txmq.recover.local import StoreStats
 
 
 class TopicStore:

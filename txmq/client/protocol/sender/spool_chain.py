@@ -15,7 +15,9 @@ from txmq.client.protocol.sender.accumulator import UNROUTED as PENDING_UNROUTED
 from txmq.client.protocol.sender.batcher import SequencedBatch
 from txmq.errors import DiskFull, SpoolFull
 from txmq.model.message import Receipt, SpooledReceipt
-from txmq.recover.spool import UNROUTED, Opened, Spool, SpoolDirectory, SpooledBatch
+from txmq.recover.local.batches import UNROUTED, SpooledBatch
+from txmq.recover.local.spool import Spool
+from txmq.recover.local.spools import OpenedSpool, SpoolDirectory
 
 log = get_logger()
 
@@ -46,15 +48,15 @@ class SpoolChain:
         self._limit = limit
         self._others = self._taken(directory.open_orphans(now))
 
-    def _taken(self, found: Sequence[Opened]) -> list[Spool]:
+    def _taken(self, found: Sequence[OpenedSpool]) -> list[Spool]:
         """Return the spools to drain; remove those with nothing in them."""
         taken: list[Spool] = []
         for path, spool, report, error in found:
             if spool is None:
                 log.error("spool.not_opened", path=path, error=str(error))
                 continue
-            if report.torn or report.lost:
-                log.warning("spool.damaged", path=path, torn=report.torn, lost=report.lost)
+            if report.damage or report.lost:
+                log.error("spool.damaged", path=path, **report._asdict())
             if spool.waiting:
                 log.info("spool.taken", path=path, messages=spool.waiting)
                 taken.append(spool)

@@ -4,7 +4,7 @@ sequences that they have.
 So the broker recognises a batch that was sent before, by this process or another one.
 At most one producer session is in flight: within it the broker refuses whatever follows
 a batch that is missing. A refusal is handled when all replies are there. Whatever it
-changes is on disk before anything is sent again (`txmq.recover.spool.records`).
+changes is on disk before anything is sent again (`txmq.recover.local.batches`).
 
 A session continues behind a batch that was put aside: the broker is told to skip it.
 So a message keeps its id, and all copies of a spool send the same.
@@ -49,7 +49,8 @@ from txmq.errors import (
     UnknownProducer,
 )
 from txmq.model.message import message_id
-from txmq.recover.spool import UNROUTED, Refusal, Spool, SpooledBatch, ToSend
+from txmq.recover.local.batches import UNROUTED, Refusal, SpooledBatch
+from txmq.recover.local.spool import Spool, ToSend
 from txmq.wire.batched import BatchedReply, pack_requests, unpack_replies
 from txmq.wire.data_requests import Opcode, send_header
 from txmq.wire.frames import Frame

@@ -12,7 +12,7 @@ from txmq.client.protocol.sender.topics import Describe, TopicCache, TopicMetada
 from txmq.client.protocol.settings import Partitioner
 from txmq.errors import RequestRejected, StoreError, TxmqError
 from txmq.model.message import check_name
-from txmq.recover.spool import KnownTopic, SpoolDirectory
+from txmq.recover.local.spools import KnownTopic, SpoolDirectory
 
 RETRY_S = 1.0  # until the broker is asked again after it did not answer
 log = get_logger()

@@ -1,0 +1,279 @@
+"""Batches of the producer's spool, and the tables that keep them.
+
+A batch is stored as it will be sent, with its producer id and its sequence: both stay
+whatever happens, so that the broker recognises a repetition. Where something has to
+change, the tables say so before anything is sent by it:
+
+- `split`: the batch is sent row by row, each row for its own partition. Sent as a whole
+  again, it would be taken for a repetition of its first row.
+- `renewed`: from a sequence on, the batches of a producer session are sent in another
+  one, which begins there at 0, because the broker refused to skip what is missing.
+  Its id is derived from the old one.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from bisect import bisect_right, insort
+from collections.abc import Iterator
+from hashlib import blake2b
+from typing import Any, NamedTuple
+from uuid import UUID
+
+from txmq.batch import BatchView, read_header, single_row, with_producer
+from txmq.recover.local.database import Form, checksum
+
+COLUMNS = "id, topic, partition, epoch, explicit, doubtful, stored_at, encoded, sum"
+_BATCH = """
+    id INTEGER PRIMARY KEY,        -- in the order of sending
+    topic TEXT NOT NULL,
+    partition INTEGER NOT NULL,    -- -1: not routed yet
+    epoch INTEGER NOT NULL,
+    explicit INTEGER NOT NULL,     -- 1: the sender named the partition
+    doubtful INTEGER NOT NULL,     -- 1: it may be at the broker
+    stored_at INTEGER NOT NULL,    -- all times are microseconds since the epoch
+    encoded BLOB NOT NULL,         -- as it is sent (docs/FORMATS.md 3)
+    sum INTEGER NOT NULL,          -- CRC32C of the columns from topic to encoded"""
+SPOOL = Form(
+    "spool",
+    "spool.db",
+    f"""
+CREATE TABLE batch ({_BATCH}
+    split INTEGER NOT NULL         -- 1: it is sent row by row
+);
+CREATE TABLE refused ({_BATCH}
+    session TEXT NOT NULL, sequence INTEGER NOT NULL, count INTEGER NOT NULL,
+    error TEXT NOT NULL, text TEXT NOT NULL, at INTEGER NOT NULL, outcome TEXT NOT NULL
+);
+CREATE UNIQUE INDEX by_messages ON refused (session, sequence, count);
+CREATE TABLE renewed (
+    id INTEGER PRIMARY KEY,
+    session TEXT NOT NULL, sequence INTEGER NOT NULL, times INTEGER NOT NULL
+);
+CREATE TABLE damaged (             -- as they were found
+    id INTEGER PRIMARY KEY, {COLUMNS[4:]}, split
+);
+""",
+)
+UNROUTED = -1  # the partition of a message whose topic was not known
+
+
+class Identity(NamedTuple):
+    """The service that a spool belongs to, and the log of its broker where it is known.
+
+    `incarnation` is that of the log: None where it is the first one.
+    """
+
+    id: str
+    service: str | None = None
+    log_id: UUID | None = None
+    created_at: int = 0
+    incarnation: UUID | None = None
+
+    def row(self) -> dict[str, object]:
+        """Return the identity as the database has it."""
+        fields = self._asdict()
+        return fields | {
+            name: None if fields[name] is None else str(fields[name])
+            for name in ("log_id", "incarnation")
+        }
+
+
+def identity_of(name: str, about: dict[str, Any]) -> Identity:
+    """Return the identity of the spool in a directory of this name."""
+
+    def uuid(of: str) -> UUID | None:
+        return None if about.get(of) is None else UUID(about[of])
+
+    service, created_at = about.get("service"), int(about.get("created_at") or 0)
+    return Identity(name, service, uuid("log_id"), created_at, uuid("incarnation"))
+
+
+class Refusal(NamedTuple):
+    """Why a batch was refused: the error's class, its text, when, and its outcome."""
+
+    error: str
+    text: str
+    at: int
+    outcome: str
+
+
+class Messages(NamedTuple):
+    """The messages of a batch, by their session and sequences."""
+
+    session: bytes
+    sequence: int
+    count: int  # type: ignore[assignment] # hides a method of tuples that nobody calls
+
+
+class SpooledBatch(NamedTuple):
+    """A batch in the spool.
+
+    `session` is the producer id under which it was stored here, `sequence` that of its
+    first message. `explicit`: the sender named the partition. `doubtful`: it may be
+    stored, because it was in flight when the connection was lost. `position` is its
+    place in the spool, `stored_at` the time at which it was stored there; 0 before.
+    """
+
+    topic: str
+    partition: int
+    epoch: int
+    encoded: bytes
+    session: bytes
+    sequence: int
+    count: int  # type: ignore[assignment] # hides a method of tuples that nobody calls
+    explicit: bool = False
+    doubtful: bool = False
+    position: int = 0
+    stored_at: int = 0
+
+    @classmethod
+    def of(
+        cls,
+        topic: str,
+        partition: int,
+        epoch: int,
+        encoded: bytes,
+        *,
+        explicit: bool = False,
+        doubtful: bool = False,
+    ) -> SpooledBatch:
+        """Return an encoded batch as one to be stored."""
+        header = read_header(encoded)
+        session, sequence, count = header.producer_id, header.sequence, header.count
+        return cls(topic, partition, epoch, encoded, session, sequence, count, explicit, doubtful)
+
+    @property
+    def end(self) -> int:
+        """The position after it."""
+        return self.position + 1
+
+    @property
+    def messages(self) -> Messages:
+        return Messages(self.session, self.sequence, self.count)
+
+    def rows(self) -> Iterator[SpooledBatch]:
+        """Yield each row as a batch of its own, not routed unless the sender did."""
+        view = BatchView(self.encoded)
+        partition = self.partition if self.explicit else UNROUTED
+        for row in range(self.count):
+            yield self._replace(
+                encoded=single_row(self.encoded, row, view),
+                partition=partition,
+                epoch=0,
+                sequence=self.sequence + row,
+                count=1,
+            )
+
+    def key(self) -> str | None:
+        """Return the key of its first row."""
+        return BatchView(self.encoded).keys[0]
+
+    def row(self, position: int | None, stored_at: int) -> tuple[object, ...]:
+        """Return the columns of a table, with the checksum."""
+        fields = (
+            *(self.topic, self.partition, self.epoch, int(self.explicit), int(self.doubtful)),
+            *(stored_at, self.encoded),
+        )
+        return (position, *fields, checksum(*fields))
+
+
+def batch_of(row: tuple[Any, ...]) -> SpooledBatch:
+    """Return the batch in a row. Raises ValueError for a damaged one."""
+    position, topic, partition, epoch, explicit, doubtful, stored_at, encoded, found = row
+    try:
+        if checksum(*row[1:8]) != found:
+            raise ValueError("checksum mismatch")
+        batch = SpooledBatch.of(
+            topic, partition, epoch, encoded, explicit=bool(explicit), doubtful=bool(doubtful)
+        )
+    except TypeError as error:  # damaged to other types
+        raise ValueError(str(error)) from error
+    return batch._replace(position=position, stored_at=stored_at)
+
+
+def is_sound(row: tuple[Any, ...]) -> bool:
+    """Return whether the batch in a row is whole."""
+    try:
+        batch_of(row)
+    except ValueError:
+        return False
+    return True
+
+
+def waiting(connection: sqlite3.Connection) -> Iterator[SpooledBatch]:
+    """Yield what waits, batch by batch, or row by row where one was split. Damaged
+    batches are passed over, refused ones are left out.
+    """
+    refused = set(refused_messages(connection))
+    query = f"SELECT {COLUMNS}, split FROM batch ORDER BY id"  # noqa: S608  # of ours
+    for *row, split in connection.execute(query):
+        if is_sound(tuple(row)):
+            batch = batch_of(tuple(row))
+            rows = batch.rows() if split else (batch,)
+            yield from (one for one in rows if one.messages not in refused)
+
+
+def refused_messages(connection: sqlite3.Connection) -> Iterator[Messages]:
+    for session, sequence, count in connection.execute(
+        "SELECT session, sequence, count FROM refused ORDER BY session, sequence"
+    ):
+        yield Messages(bytes.fromhex(session), sequence, count)
+
+
+def refused_batches(connection: sqlite3.Connection) -> Iterator[tuple[SpooledBatch, Refusal]]:
+    """Yield the refused batches. Damaged ones are passed over."""
+    query = f"SELECT {COLUMNS}, error, text, at, outcome FROM refused"  # noqa: S608  # of ours
+    for row in connection.execute(f"{query} ORDER BY session, sequence"):
+        if is_sound(row[:9]):
+            yield batch_of(row[:9]), Refusal(*row[9:])
+
+
+class Renewals:
+    """The sessions that were renewed, by the sequences from which on."""
+
+    def __init__(self) -> None:
+        self._starts: dict[bytes, list[tuple[int, int]]] = {}
+
+    def next_times(self, session: bytes, sequence: int) -> int:
+        """Return how often a session will have been renewed at a sequence."""
+        starts = self._starts.get(session, ())
+        return 1 + max((times for start, times in starts if start == sequence), default=0)
+
+    def add(self, session: bytes, sequence: int, times: int) -> None:
+        """Take note of a renewal."""
+        insort(self._starts.setdefault(session, []), (sequence, times))
+
+    def resolve(self, session: bytes, sequence: int) -> tuple[bytes, int]:
+        """Return the session and the sequence under which a message is sent now."""
+        starts = self._starts.get(session)
+        at = bisect_right(starts, (sequence, 1 << 32)) if starts else 0
+        if not starts or not at:
+            return session, sequence
+        start, times = starts[at - 1]
+        return _derived(session, start, times), sequence - start
+
+    def stamp(self, encoded: bytes) -> bytes:
+        """Return a batch as it is sent now."""
+        if not self._starts:
+            return encoded
+        header = read_header(encoded)
+        session, sequence = self.resolve(header.producer_id, header.sequence)
+        if session == header.producer_id:
+            return encoded
+        return with_producer(encoded, session, sequence)
+
+
+def retried(batch: SpooledBatch) -> SpooledBatch:
+    """Return a refused batch as it is sent again: in a session of its own, because its
+    old one went on without it. The same one in every copy.
+    """
+    encoded = with_producer(batch.encoded, _derived(batch.session, batch.sequence, 0), 0)
+    return SpooledBatch.of(
+        batch.topic, batch.partition, batch.epoch, encoded, explicit=batch.explicit, doubtful=True
+    )
+
+
+def _derived(session: bytes, sequence: int, times: int) -> bytes:
+    text = b"%s %d %d" % (session, sequence, times)
+    return blake2b(text, digest_size=16, person=b"txmq.spool").digest()
