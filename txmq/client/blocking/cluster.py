@@ -26,7 +26,7 @@ from txmq.client.blocking.typed import TypedTopicCalls
 from txmq.client.protocol.awaited.cluster_calls import ClusterCalls, OneBrokerCalls
 from txmq.client.protocol.consumer.settings import ConsumerOptions
 from txmq.client.protocol.offsets import OffsetStore
-from txmq.client.protocol.reader import ReaderStart
+from txmq.client.protocol.reader import Found, ReaderStart
 from txmq.client.protocol.sender.batches import StoredBatch
 from txmq.client.protocol.sender.multi_send import SenderStats
 from txmq.client.protocol.sender.routing import (
@@ -410,6 +410,13 @@ class Cluster(TypedTopicCalls, OneBrokerCalls):
         readers = Readers(self._cores, name, names, offsets, start)
         open_reader(readers)
         return readers
+
+    def read(self, topic: str, partition: int, offset: int, *, wait: Duration = 0.0) -> Found:
+        """Read published messages of a partition; see `Client.read`."""
+        route = self._routing.required_route(topic, None, partition)
+        assert route is not None, "a partition is at one broker"
+        assert route.partition is not None, "a partition was named"
+        return self.clients[route.broker].read(topic, route.partition, offset, wait=wait)
 
     letters = iterating(ClusterCalls.letters)
     audit = iterating(ClusterCalls.audit)

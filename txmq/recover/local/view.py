@@ -31,7 +31,7 @@ def existing_identity(directory: str) -> StoreIdentity:
         lost = Path(directory, LOCK).exists()
         raise StoreError(
             f"{directory}: {f'{STORE.file} is gone' if lost else 'there is no local store'}",
-            hint="give the directory of one store: `txmq recover list --dir DIR` names them",
+            hint="give the directory of one store: `txmq recover list --data DIR` names them",
         )
     with read_only(directory, STORE) as connection:
         return identity_of(about(connection))
