@@ -165,7 +165,7 @@ def test_fault_76_in_a_storm_of_joins_and_leaves_each_key_comes_once_and_in_orde
 
     steady = client.consumer(group, [topic], mode="ordered", prefetch_messages=8)
     members = [Thread(target=join_and_leave) for _ in range(3)]
-    staying = Thread(target=steady.run, args=(handle,), kwargs={"threads": 2})
+    staying = Thread(target=steady.run, args=(handle,), kwargs={"workers": 2})
     for thread in (staying, *members):
         thread.start()
     for number in range(EACH):

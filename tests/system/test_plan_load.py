@@ -48,7 +48,7 @@ def consuming(
                     "g", ["t"], mode="ordered", on_exhausted="skip", retry=DEADLY, flood_keys=0
                 )
             )
-            run = {"threads": 2, "stop": stop}
+            run = {"workers": 2, "stop": stop}
             threads.append(Thread(target=consumer.run, args=(handle,), kwargs=run, daemon=True))
         for thread in threads:
             thread.start()

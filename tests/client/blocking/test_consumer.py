@@ -278,7 +278,7 @@ def test_an_outage_makes_no_dead_letters_and_all_is_processed_when_it_is_over(
         seen.add(int(message.body))
 
     work = threading.Thread(
-        target=consumer.run, args=(handle,), kwargs={"threads": 4, "stop": stop}
+        target=consumer.run, args=(handle,), kwargs={"workers": 4, "stop": stop}
     )
     work.start()
     wait_until(lambda: shown(client, group)["state"] == "guarded", what="the guard")

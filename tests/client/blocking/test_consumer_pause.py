@@ -119,7 +119,7 @@ def test_handlers_get_nothing_of_a_paused_topic_and_each_resume_undoes_its_own_p
         consumer.pause()
         assert consumer.paused == {one, other}
         thread = threading.Thread(
-            target=consumer.run, args=(handle,), kwargs={"stop": stop, "threads": 2}
+            target=consumer.run, args=(handle,), kwargs={"stop": stop, "workers": 2}
         )
         thread.start()
         consumer.resume()

@@ -442,7 +442,7 @@ def test_an_edited_letter_is_the_same_message_to_the_inbox(
 
 @pytest.mark.parametrize(
     "options",
-    [{"batch": 0}, {"threads": 0}, {"batch_wait": 1.0}, {"batch": 5, "batch_wait": -1.0}],
+    [{"batch": 0}, {"workers": 0}, {"batch_wait": 1.0}, {"batch": 5, "batch_wait": -1.0}],
     ids=str,
 )
 def test_invalid_options_are_refused_with_a_hint(client: Client, options: dict[str, Any]) -> None:

@@ -82,7 +82,7 @@ def at_work(ledger: OrderedHandler, members: list[Consumer]) -> Iterator[list[th
     closed.
     """
     threads = [
-        threading.Thread(target=member.run, args=(ledger,), kwargs={"threads": 3})
+        threading.Thread(target=member.run, args=(ledger,), kwargs={"workers": 3})
         for member in members
     ]
     for thread in threads:
