@@ -61,7 +61,9 @@ CREATE TABLE alerts (
     consumer_group text NOT NULL,
     dead_at timestamptz NOT NULL,
     alert jsonb NOT NULL,
-    added_at timestamptz NOT NULL DEFAULT now()
+    added_at timestamptz NOT NULL DEFAULT now(),
+    job text,
+    told_at timestamptz
 );
 
 CREATE TABLE sales (

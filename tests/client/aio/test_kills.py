@@ -37,6 +37,9 @@ CRASHES = {  # whether the transaction is committed there
 }
 HALVES = {"half.after_group": False, "half.before_decide": True, "half.after_decide": True}
 CHECKERS = ("checker.before_answer", "checker.after_answer")
+LOCALS = ("local.after_send", "local.after_group")
+# stated once for all faces: tests/system/test_letter_kills.py kills the blocking one there
+IMPORTS = ("import.before_decision", "import.after_decision")
 PRODUCERS = """
 import asyncio, json, os, sys, asyncpg, psycopg, txmq.aio, txmq.client.aio.transaction.postgres
 import txmq.client.aio.consumer.inbox, txmq.asyncpg, txmq.psycopg
@@ -128,7 +131,7 @@ def test_every_crash_point_on_asyncio_has_a_test() -> None:
         for name in re.findall(r'crashpoint\("([^"]+)"\)', source.read_text("utf-8"))
         if not name.startswith("xa.")
     }
-    assert found == {*CRASHES, *HALVES, *CHECKERS, "local.after_group", "inbox.after_commit"}
+    assert found == {*CRASHES, *HALVES, *CHECKERS, *LOCALS, *IMPORTS, "inbox.after_commit"}
 
 
 def test_a_producer_that_dies_anywhere_leaves_rows_and_messages_that_agree(
@@ -151,7 +154,7 @@ def test_a_checker_finds_out_what_a_dead_process_has_done(
     checker = connect(world.broker.url, service="shop")
     checker.register_checker("work", lambda half: decision(tmp_path, half))
     kills = [("half", "none", point) for point in HALVES]
-    kills.append(("local", "none", "local.after_group"))
+    kills += [("local", "none", point) for point in LOCALS]
     killed(world, kills, directory=str(tmp_path))
     wait_until(world.settled)
     assert world.messages() == {"-".join(kill) for kill in kills if HALVES.get(kill[2], True)}
