@@ -39,7 +39,7 @@ HALVES = {"half.after_group": False, "half.before_decide": True, "half.after_dec
 CHECKERS = ("checker.before_answer", "checker.after_answer")
 # what is sent goes out at the next turn of the loop
 LOCALS = {"local.after_send": False, "local.after_group": True}
-# stated once for all faces; tests/system/test_letter_kills.py kills the blocking one there
+# stated once for all faces: tests/system/test_letter_kills.py kills there
 IMPORTS = ("import.before_decision", "import.after_decision")
 PRODUCERS = """
 import asyncio, json, os, sys, asyncpg, psycopg, txmq.aio, txmq.client.aio.transaction.postgres
