@@ -184,7 +184,7 @@ class Face:
         self, consumer: Any, handle: Handler, workers: int = 1, **options: Any
     ) -> None:
         """Call the handler for each message until the run ends."""
-        consumer.bare.run(driving(handle), threads=workers, **options)
+        consumer.bare.run(driving(handle), workers=workers, **options)
 
 
 class LoopFace(Face):
