@@ -480,7 +480,7 @@ def test_a_drain_says_what_it_leaves_alone(
         with closing(sqlite3.connect(file, isolation_level=None)) as database:
             database.execute(change)
     result = drain_spools(own_broker.url, str(spools), timeout=PATIENCE_S)
-    assert result[:3] == (1, 2, 0)
+    assert result[:3] == (1, 1, 0)  # how many a later version keeps is not known
     assert [one.path for one in result.problems] == [str(foreign.parent), str(newer.parent)]
     assert other in result.problems[0].problem
     assert "format version 9" in result.problems[1].problem
