@@ -17,7 +17,7 @@ from txmq_spark import shipping
 
 ROOT = Path(__file__).parents[1]
 # The other folders of txmq belong to the broker and to programs of their own.
-ALLOWED = "batch client crashpoints errors model tx version wire"
+ALLOWED = "batch client crashpoints errors faces model tx version wire"
 # Each folder imports from itself and those before it; then come the jobs, the commands,
 # and what is run or imported by the package's name.
 ORDER = (
