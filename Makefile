@@ -28,7 +28,7 @@ sources := $(wildcard txmq txmq_command.py spark adapters examples tests scripts
 compiled := .cache/compiled
 classes := .cache/java/classes.jsa
 
-.PHONY: help demo prepared test deep soak bench check types style layers shots house deb lock clean
+.PHONY: help demo test deep soak bench check types style layers shots house deb lock clean
 
 help:
 	@sed -n 's/^#   //p' Makefile

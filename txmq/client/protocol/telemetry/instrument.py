@@ -54,12 +54,9 @@ def instrument_client(client: Any, telemetry: Telemetry) -> None:  # noqa: ANN40
         replace("send_one_way", partial(_send, telemetry, "send"))
     replace("send_batch", partial(_send_batch, telemetry))
     replace("send_many", partial(_send_many, telemetry))
-    stated: Any = getattr(client, "_stated", client)  # by which letters and plans call
-    core = getattr(stated, "_core", None)
+    core = getattr(client, "_core", None)  # letters and plans call by it, too
     if core is not None:
-        core.call = _control_of_core(telemetry, core.call)
-    if stated is not client:
-        replace("call", partial(_control, telemetry))
+        core.call = _control(telemetry, core.call)
     replace("register_checker", partial(_register_checker, telemetry))
     replace("consumer", partial(_consumer, telemetry))
     for one in getattr(client, "clients", ()):  # of a cluster: plans belong to one broker
@@ -103,35 +100,22 @@ def _send_many(telemetry: Telemetry, call: Call) -> Call:
 
 def _control(telemetry: Telemetry, call: Call) -> Call:
     @wraps(call)
-    def control(name: str, /, **args: Any) -> Any:  # noqa: ANN401  # as the call
-        return _replaying(telemetry, name, args, lambda args: call(name, **args))
-
-    return control
-
-
-def _control_of_core(telemetry: Telemetry, call: Call) -> Call:
-    @wraps(call)
     def control(name: str, args: dict[str, Any], **how: Any) -> Any:  # noqa: ANN401  # as the call
-        return _replaying(telemetry, name, args, lambda args: call(name, args, **how))
+        if name not in REPLAYS:
+            return call(name, args, **how)
+        topics = {place[0] for place in args.get("letters") or ()}
+        operation = telemetry.start(
+            "replay",
+            REPLAY,
+            topics.pop() if len(topics) == 1 else "",
+            consumer__group__name=args.get("group"),
+            batch__message_count=len(args["letters"]) if args.get("letters") else None,
+        )
+        if args.get("to") is not None:  # the copies link to it
+            args = args | telemetry.context_of(operation.span)
+        return operation.around(lambda: call(name, args, **how))
 
     return control
-
-
-def _replaying(telemetry: Telemetry, name: str, args: dict[str, Any], call: Call) -> Any:  # noqa: ANN401  # as the call
-    """Make a control call, with a span where it replays letters."""
-    if name not in REPLAYS:
-        return call(args)
-    topics = {place[0] for place in args.get("letters") or ()}
-    operation = telemetry.start(
-        "replay",
-        REPLAY,
-        topics.pop() if len(topics) == 1 else "",
-        consumer__group__name=args.get("group"),
-        batch__message_count=len(args["letters"]) if args.get("letters") else None,
-    )
-    if args.get("to") is not None:  # the copies link to it
-        args = args | telemetry.context_of(operation.span)
-    return operation.around(lambda: call(args))
 
 
 def _register_checker(telemetry: Telemetry, call: Call) -> Call:
