@@ -882,6 +882,7 @@ FAULTS: dict[int, tuple[str, ...]] = {
         "test_a_look_walks_over_few_deleted_rows_under_an_old_snapshot",
         "test_a_late_commit_of_a_smaller_number_is_not_passed_over",
     ),
+    283: ("test_a_row_that_came_and_went_unseen_is_a_conflict",),
     128: (
         "test_readers_are_told_of_what_was_recorded_during_a_write_once_that_is_durable",
         "test_a_reader_at_the_end_is_woken_by_a_transaction_of_several_parts",

@@ -49,12 +49,14 @@ _DELETE: Final = """
 DELETE FROM public.txmq_outbox WHERE log_id = %(log_id)s::uuid AND seq = ANY (%(done)s::int8[])
     AND (seq, tok) IN (SELECT * FROM unnest(%(done)s::int8[], %(tokens)s::uuid[]));
 """
+# A table of the join, because a scan of an outbox without rows would not evaluate a
+# condition on the floor.
 _FETCH: Final = """
 SELECT seq, tok::text, service, content FROM (
     SELECT *, sum(octet_length(content)) OVER (ORDER BY seq) AS total,
         row_number() OVER (ORDER BY seq) AS place
-    FROM (SELECT * FROM public.txmq_outbox WHERE log_id = %(log_id)s::uuid
-        AND seq >= (SELECT public.txmq_outbox_settle(%(log_id)s::uuid))
+    FROM public.txmq_outbox_settle(%(log_id)s::uuid) AS floor, LATERAL (
+        SELECT * FROM public.txmq_outbox WHERE log_id = %(log_id)s::uuid AND seq >= floor
         ORDER BY seq LIMIT %(most)s::int8) AS first
 ) AS sized WHERE place = 1 OR total <= %(bytes)s::int8 ORDER BY seq
 """
