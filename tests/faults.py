@@ -918,6 +918,15 @@ FAULTS: dict[int, tuple[str, ...]] = {
         "test_the_row_of_a_large_bundle_from_before_its_begun_position_is_read",
     ),
     # misuse of a connection, a handler or a process
+    284: (
+        "test_an_error_whose_texts_raise_is_a_failure_as_any_other",
+        "test_an_error_whose_text_raises_is_recorded_and_counted",
+        "test_a_log_that_fails_ends_no_work",
+    ),
+    285: (
+        "test_a_handler_that_ends_its_process_has_failed",
+        "test_a_handler_that_cancels_its_own_task_has_failed",
+    ),
     108: (
         "test_a_handler_that_a_call_would_not_run_is_refused_at_once",
         "test_a_message_whose_handler_returns_work_to_be_done_is_no_success",

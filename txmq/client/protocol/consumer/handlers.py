@@ -21,6 +21,7 @@ from txmq.client.protocol.consumer.fetched import DeliveredMessage
 from txmq.errors import LocalProtocolError
 from txmq.model.durations import Duration, seconds_of
 from txmq.model.message import ReceivedMessage
+from txmq.model.tracebacks import text_of
 
 _PLAIN = (
     "give a function that returns when its work is done;"
@@ -121,5 +122,11 @@ def failed_messages(
     failed = [message for message in messages if message.in_hand]
     for message in failed:
         place = f"{message.topic}/{message.partition}/{message.offset}"
-        log.warning("message.failed", place=place, attempt=message.attempt, error=repr(error)[:200])
+        log.warning(
+            "message.failed",
+            place=place,
+            attempt=message.attempt,
+            error=text_of(error, repr)[:200],
+            exc_info=error,
+        )
     return failed
