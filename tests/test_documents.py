@@ -122,6 +122,25 @@ def numbering_errors(decisions: Path) -> list[str]:
     ]
 
 
+def missing_decisions(text: str, decisions: Path) -> list[str]:
+    """Return the decisions that a text cites and that are not there."""
+    cited = sorted(set(re.findall(r"docs/decisions/(\d{4}[\w-]*)", text)))
+    return [name for name in cited if not [*decisions.glob(f"{name}*.md")]]
+
+
+def test_code_and_documents_cite_decisions_that_exist() -> None:
+    folders = ("txmq", "spark/txmq_spark", "examples", "tests", "scripts", "docs")
+    files = [file for name in folders for file in (ROOT / name).rglob("*.[mp][dy]")]
+    texts = [file.read_text("utf-8") for file in files if file.name != "test_documents.py"]
+    assert missing_decisions("\n".join(texts), ROOT / "docs" / "decisions") == []
+
+
+def test_a_missing_decision_is_found(tmp_path: Path) -> None:
+    (tmp_path / "0001-one.md").touch()
+    text = "docs/decisions/0001, docs/decisions/0001-one.md, docs/decisions/0001-two.md"
+    assert missing_decisions(text, tmp_path) == ["0001-two"]
+
+
 def test_each_decision_has_a_number_of_its_own_and_is_listed_once_with_a_line() -> None:
     assert numbering_errors(ROOT / "docs" / "decisions") == []
 
