@@ -13,6 +13,7 @@ DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("
 LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
 NAME = re.compile(r"`([a-z_/]+\.py):(\w+)`")
 ROW = re.compile(r"^\| [^|]+ \| [^|]+ \| ([^|]+) \|$", re.MULTILINE)
+PYTHON = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 README_WORDS = 900
 
 
@@ -69,6 +70,12 @@ def test_the_modules_that_own_words_exist() -> None:
 
 def test_each_row_of_the_glossary_has_all_its_cells() -> None:
     assert uneven_rows((ROOT / "docs" / "GLOSSARY.md").read_text("utf-8")) == []
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_blocks_of_python_are_python(document: Path) -> None:
+    for block in PYTHON.findall(document.read_text("utf-8")):
+        compile(block, str(document), "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
 
 
 def test_the_readme_stays_short() -> None:
