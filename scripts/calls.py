@@ -24,6 +24,7 @@ from txmq.wire.calls.users import VerifierArgs
 PAGE = Path(__file__).parents[1] / "docs" / "FORMATS.md"
 ROW = re.compile(r"^\| (`[a-z_.]+`(?: · `[a-z.]+`)*) \|[^|]*\|", re.MULTILINE)
 NAME = re.compile("`([a-z_.]+)`")
+OPERATORS = ("operator", "reason")  # of so many calls that the page says it once
 OBJECTS: dict[str, type[BaseModel]] = {
     "select": SelectionArgs,
     "settings": PlanSettingsArgs,
@@ -43,7 +44,8 @@ def choices(annotation: object) -> list[str]:
 def arguments(model: type[BaseModel]) -> str:
     """Return the arguments of a call, those that may be left out last."""
     fields = sorted(model.model_fields.items(), key=lambda item: not item[1].is_required())
-    return ", ".join(argument(name, field) for name, field in fields)
+    told = [item for item in fields if item[0] not in OPERATORS or item[1].is_required()]
+    return ", ".join(argument(name, field) for name, field in told)
 
 
 def argument(name: str, field: FieldInfo) -> str:
