@@ -192,7 +192,7 @@ class TwistedConsumer(ConsumerCalls[ReactorMember], AsyncCloseable):
 
         async def run() -> None:
             options = handler_options(workers, batch, batch_wait, idle_exit)
-            require_handler(handler, coroutines=inbox is None)
+            require_handler(handler, inbox, coroutines=inbox is None)
             self._members.set_workers(workers * (batch or 1))
             if inbox is None:
                 await run_on_reactor(self._members, handler, options)
