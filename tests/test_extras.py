@@ -26,7 +26,6 @@ PARTS = {
     "txmq.client.blocking.consumer.inbox": BASE,
     "txmq.client.blocking.transaction.xa": BASE,
     "txmq.client.blocking.spooling_client": BASE,
-    "txmq.client.protocol.telemetry.tracing": "otel",
     "txmq.postgres": BASE,
     "txmq.relay.relay": BASE,
     "txmq.recover.local": BASE,
@@ -74,21 +73,15 @@ def brought(extra: str) -> set[str]:
 
 
 def imported(part: str, *, without: set[str]) -> str:
+    base = {module_of(requirement) for requirement in PROJECT["dependencies"]}
     ran = subprocess.run(
-        [sys.executable, "-c", PROGRAM, part, *sorted(without - BASE_MODULES)],
+        [sys.executable, "-c", PROGRAM, part, *sorted(without - base)],
         capture_output=True, check=False, text=True, timeout=PATIENCE_S,
     )  # fmt: skip
     return ran.stdout.strip() or ran.stderr
 
 
-BASE_MODULES = {module_of(requirement) for requirement in PROJECT["dependencies"]}
 EVERYTHING = set().union(*map(brought, EXTRAS))
-
-
-def test_all_that_txmq_exports_comes_with_the_base() -> None:
-    hidden = f"import sys; sys.modules |= dict.fromkeys({EVERYTHING - BASE_MODULES!r})"
-    ran = subprocess.run([sys.executable, "-c", f"{hidden}; from txmq import *"], check=False)
-    assert ran.returncode == 0
 
 
 def test_a_client_is_imported_without_what_it_does_not_need_yet() -> None:

@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     from txmq.client.protocol.plans import PlannedLetter, PlanStatus
     from txmq.client.protocol.reader import Found
     from txmq.client.protocol.sender.batches import StoredBatch
-    from txmq.client.protocol.telemetry.tracing import Telemetry as Telemetry
+    from txmq.client.protocol.telemetry.tracing import Telemetry
     from txmq.client.protocol.transaction.checks import Half
     from txmq.client.protocol.transaction.half_message import HalfMessage
     from txmq.tx.postgres.emit import emit
@@ -98,6 +98,7 @@ __all__ = [
     "ReplayPlan",
     "RetryPolicy",
     "StoredBatch",
+    "Telemetry",
     "Trace",
     "Transaction",
     "Trial",

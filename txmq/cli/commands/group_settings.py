@@ -15,7 +15,7 @@ from txmq.errors import ConfigError
 from txmq.model.retry import MAX_STEPS, RetryPolicy
 
 LIMITS = ("messages_per_s", "cold_bytes_per_s")
-CLASSES_HELP = 'A class of errors, one of its bases, or MODULE.*; can be repeated; "" = none.'
+CLASSES_HELP = "A class of errors, one of its base classes, or MODULE.*; can be repeated."
 
 
 class ExhaustedPolicy(StrEnum):
@@ -170,9 +170,7 @@ def alter(  # noqa: PLR0913  # its options
     """
     if table and exponential:
         raise typer.BadParameter("use either --table or --exponential")
-    given: dict[str, Any] = {"retries": retries, "jitter": jitter}
-    for field, classes in (("dead", dead), ("postpone", postpone)):
-        given[field] = None if classes is None else list(filter(None, classes))
+    given = {"retries": retries, "jitter": jitter, "dead": dead, "postpone": postpone}
     changes = {field: value for field, value in given.items() if value is not None}
     if delays := exponential or table:
         changes = {"delays_us": delays, "retries": None} | changes

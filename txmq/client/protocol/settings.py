@@ -12,6 +12,7 @@ from txmq.batch import NO_COMPRESSION, Codec, Compression, codec_library
 from txmq.client.protocol.address import parse_url
 from txmq.client.protocol.identity import ProducerInstance
 from txmq.errors import ConfigError, LocalProtocolError
+from txmq.errors.extras import require
 from txmq.model.durations import Duration, seconds_of
 from txmq.model.message import is_name
 
@@ -193,6 +194,7 @@ def _telemetry(option: object) -> Telemetry | None:
     """Return where spans and metrics go. Raises ConfigError, or MissingExtra."""
     if option is None or option is False:
         return None
+    require("otel", "opentelemetry")
     # for those who ask for it
     from txmq.client.protocol.telemetry.tracing import Telemetry  # noqa: PLC0415
 

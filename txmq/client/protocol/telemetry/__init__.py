@@ -3,7 +3,3 @@
 The names and kinds are those of the semantic conventions for messaging, 1.44. Without
 the option nothing here is imported, and no call is another than before.
 """
-
-from txmq.errors.extras import require
-
-require("otel", "opentelemetry")
