@@ -48,10 +48,8 @@ class TypedTopic(
         """Send a value and return the future of its receipt, as `client.send_async`
         does. Raises BodyMismatch.
         """
-        message = self.message(value, **fields)
-        if message.headers is not None:
-            fields["headers"] = message.headers
-        return await self._client.send_async(self.name, message.body, partition=partition, **fields)
+        body, fields = self.prepared(value, fields)
+        return await self._client.send_async(self.name, body, partition=partition, **fields)
 
 
 class TypedTopicCalls:

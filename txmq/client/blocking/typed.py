@@ -40,10 +40,8 @@ class TypedTopic(Topic[M, Receipt, list[Receipt], list[StoredBatch], dict[str, A
         """Send a value without waiting, as `client.send_async` does. Raises
         BodyMismatch.
         """
-        message = self.message(value, **fields)
-        if message.headers is not None:
-            fields["headers"] = message.headers
-        return self._client.send_async(self.name, message.body, partition=partition, **fields)
+        body, fields = self.prepared(value, fields)
+        return self._client.send_async(self.name, body, partition=partition, **fields)
 
 
 class TypedTopicCalls:
