@@ -181,14 +181,11 @@ class SpooledBatch(NamedTuple):
 def batch_of(row: tuple[Any, ...]) -> SpooledBatch:
     """Return the batch in a row. Raises ValueError for a damaged one."""
     position, topic, partition, epoch, explicit, doubtful, stored_at, encoded, found = row
-    try:
-        if checksum(*row[1:8]) != found:
-            raise ValueError("checksum mismatch")
-        batch = SpooledBatch.of(
-            topic, partition, epoch, encoded, explicit=bool(explicit), doubtful=bool(doubtful)
-        )
-    except TypeError as error:  # damaged to other types
-        raise ValueError(str(error)) from error
+    if checksum(*row[1:8]) != found:
+        raise ValueError("checksum mismatch")
+    batch = SpooledBatch.of(
+        topic, partition, epoch, encoded, explicit=bool(explicit), doubtful=bool(doubtful)
+    )
     return batch._replace(position=position, stored_at=stored_at)
 
 

@@ -14,13 +14,13 @@ from __future__ import annotations
 
 import ctypes
 import fcntl
-import json
 import os
 import sqlite3
 import stat
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from threading import Condition, Lock
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -28,6 +28,7 @@ from urllib.parse import quote
 from weakref import WeakSet
 
 from google_crc32c import value as crc32c
+from msgpack import packb
 
 from txmq.crashpoints import crashpoint
 from txmq.errors import (
@@ -70,13 +71,8 @@ class Damaged(Exception):
 
 
 def checksum(*fields: object) -> int:
-    """Return the checksum of a row's fields, which are integers, texts and None; a
-    body comes last.
-    """
-    body = fields[-1]
-    if not isinstance(body, bytes):
-        return int(crc32c(json.dumps(fields).encode()))
-    return int(crc32c(json.dumps(fields[:-1]).encode() + body))
+    """Return the checksum of a row's fields, whatever they are by now."""
+    return int(crc32c(packb(fields)))
 
 
 class DirectoryLock:
@@ -195,7 +191,7 @@ def create(
             left.unlink(missing_ok=True)
         draft.touch(mode=0o600, exist_ok=False)
     crashpoint("local_store.before_create")
-    with sql_errors(file), closing(_connect(str(draft), "mode=rw")) as connection:
+    with sql_errors(file), closing(connect(str(draft), "mode=rw")) as connection:
         connection.executescript(
             f"PRAGMA page_size={PAGE}; PRAGMA user_version={form.version};"
             f"BEGIN; {ABOUT} {form.schema}"
@@ -219,7 +215,7 @@ def open_connection(path: str, form: Form) -> sqlite3.Connection:
     file = f"{path}/{form.file}"
     _require_regular(file)
     with sql_errors(file):
-        connection = _connect(file, "mode=rw")
+        connection = connect(file, "mode=rw")
         try:
             connection.executescript(
                 f"PRAGMA journal_mode=WAL; PRAGMA wal_autocheckpoint={CHECKPOINT_PAGES};"
@@ -245,7 +241,7 @@ def read_only(path: str, form: Form) -> Iterator[sqlite3.Connection]:
     closed = not owner_pid(path) and not (log.exists() and log.stat().st_size)
     try:
         how = "mode=ro&immutable=1" if closed else "mode=ro"
-        with sql_errors(file), closing(_connect(file, how)) as connection:
+        with sql_errors(file), closing(connect(file, how)) as connection:
             require_form(file, form, connection)
             yield connection
     except Damaged as error:
@@ -284,14 +280,20 @@ def about(connection: sqlite3.Connection) -> dict[str, Any]:
     return dict(connection.execute("SELECT name, value FROM about"))
 
 
-def _connect(file: str, how: str) -> sqlite3.Connection:
-    return sqlite3.connect(
+def connect(file: str, how: str) -> sqlite3.Connection:
+    """Open a file as SQLite does, with parameters of its URI.
+
+    Texts that are no UTF-8 any more are read as well: their checksums tell.
+    """
+    connection = sqlite3.connect(
         f"file:{quote(file)}?{how}",
         uri=True,
         isolation_level=None,
         check_same_thread=False,
         timeout=BUSY_S,
     )
+    connection.text_factory = partial(str, encoding="utf-8", errors="replace")
+    return connection
 
 
 def _require_regular(file: str) -> None:
