@@ -70,6 +70,8 @@ class Client(TypedTopicCalls, AwaitedMessageCalls, AioCloseable):
     LocalProtocolError.
     """
 
+    _core: AioCore
+
     def __init__(self, core: AioCore) -> None:
         self._core = core
         self._checkers = Checkers(core)

@@ -10,6 +10,7 @@ from txmq.client.protocol.sender.batches import StoredBatch
 from txmq.client.protocol.sender.rows import Fields
 from txmq.client.protocol.typed.bodies import TopicOptions
 from txmq.client.protocol.typed.topic import Topic, TopicClient
+from txmq.model.durations import Duration
 from txmq.model.message import Receipt
 
 M = TypeVar("M")
@@ -21,7 +22,7 @@ class AioTopicClient(
     TopicClient[Work[Receipt], Work[list[Receipt]], Work[list[StoredBatch]], Work[dict[str, Any]]],
     Protocol,
 ):
-    """A client on asyncio."""
+    """A client on asyncio. Pyright wants its parameters all."""
 
     async def send_async(
         self,
@@ -29,6 +30,7 @@ class AioTopicClient(
         body: bytes,
         *,
         partition: int | None = None,
+        timeout: Duration | None = None,  # noqa: ASYNC109  # as of the other faces
         **fields: Unpack[Fields],
     ) -> Future[Receipt]: ...
 

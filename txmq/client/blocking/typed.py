@@ -9,6 +9,7 @@ from txmq.client.protocol.sender.batches import StoredBatch
 from txmq.client.protocol.sender.rows import Fields
 from txmq.client.protocol.typed.bodies import TopicOptions
 from txmq.client.protocol.typed.topic import Topic, TopicClient
+from txmq.model.durations import Duration
 from txmq.model.message import Receipt
 
 M = TypeVar("M")
@@ -17,7 +18,17 @@ M = TypeVar("M")
 class BlockingTopicClient(
     TopicClient[Receipt, list[Receipt], list[StoredBatch], dict[str, Any]], Protocol
 ):
-    """A blocking client."""
+    """A blocking client. Pyright wants its parameters all."""
+
+    def send(
+        self,
+        topic: str,
+        body: bytes,
+        *,
+        partition: int | None = None,
+        timeout: Duration | None = None,
+        **fields: Unpack[Fields],
+    ) -> Receipt: ...
 
     def send_async(
         self,
@@ -25,6 +36,7 @@ class BlockingTopicClient(
         body: bytes,
         *,
         partition: int | None = None,
+        timeout: Duration | None = None,
         **fields: Unpack[Fields],
     ) -> Future[Receipt]: ...
 
