@@ -995,6 +995,7 @@ FAULTS: dict[int, tuple[str, ...]] = {
         "test_the_child_of_a_fork_is_told_of_its_own_spool",
         "test_what_is_no_spool_of_this_version_is_left_alone",
         "test_files_are_private_and_links_are_not_followed",
+        "test_a_pipe_in_place_of_the_lock_is_refused_and_not_waited_for",
     ),
     169: (
         "test_a_topic_that_grew_in_the_outage_gets_messages_by_its_new_partitions",

@@ -426,6 +426,19 @@ def test_files_are_private_and_links_are_not_followed(tmp_path: Path) -> None:
     assert spools_below(str(tmp_path / "other")) == []
 
 
+def test_a_pipe_in_place_of_the_lock_is_refused_and_not_waited_for() -> None:
+    disk = new_disk()
+    spool = new_spool(disk)
+    store(spool, batch(0, b"a"))
+    spool.abandon()
+    lock = Path(spool.path, "lock")
+    lock.unlink()
+    os.mkfifo(lock)
+    [(_path, found, _report, error)] = taken(disk)
+    assert found is None
+    assert "lock" in str(error)
+
+
 def test_topics_are_known_to_a_later_process_and_a_bad_file_is_no_harm(tmp_path: Path) -> None:
     directory = SpoolDirectory(str(tmp_path))
     assert directory.topics() == {}

@@ -47,7 +47,6 @@ LOCK = "lock"
 DRAFT = ".new"
 PAGE = 8192
 CHECKPOINT_PAGES = 8_000  # of the write-ahead log, which then is written from its start
-CACHE_KIB = 32_000
 BUSY_S = 10.0  # that a commit waits for a reader which begins
 LOCK_TRIES, LOCK_PAUSE_S = 3, 0.02  # lists look at locks, for a moment
 FEW_PAGES = 1_000  # free ones that are not worth a rewrite of the file
@@ -101,7 +100,9 @@ class DirectoryLock:
     def name_owner(self) -> None:
         """Write the lock file: from now on the database is missed if it is gone."""
         with os_errors("lock", self._path):
-            flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
+            flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+            # whatever lies there: nothing is followed, and nothing is waited for
+            flags |= os.O_NOFOLLOW | os.O_NONBLOCK
             fd = os.open(f"{self._path}/{LOCK}", flags, 0o600)
             try:
                 os.write(fd, b"%d\n" % os.getpid())
@@ -219,8 +220,7 @@ def open_connection(path: str, form: Form) -> sqlite3.Connection:
         try:
             connection.executescript(
                 f"PRAGMA journal_mode=WAL; PRAGMA wal_autocheckpoint={CHECKPOINT_PAGES};"
-                f"PRAGMA cache_size={-CACHE_KIB}; PRAGMA cell_size_check=ON;"
-                "PRAGMA synchronous=FULL;"
+                "PRAGMA cell_size_check=ON; PRAGMA synchronous=FULL;"
             )
             require_form(file, form, connection)
         except BaseException:
