@@ -118,11 +118,15 @@ class Spool:
     def refusal_of(self, session: bytes, sequence: int) -> str | None:
         """Return the text of the refusal of a message, None without one."""
         query = "SELECT error || ': ' || text FROM refused WHERE id = ?"
-        for one, number in self._refused.items():
-            if one.session == session and one.sequence <= sequence < one.sequence + one.count:
-                [text] = self._database.read(lambda c: c.execute(query, (number,)).fetchone())  # noqa: B023  # read at once
-                return str(text)
-        return None
+        chosen = [
+            (number,)
+            for one, number in self._refused.items()
+            if one.session == session and one.sequence <= sequence < one.sequence + one.count
+        ]
+        if not chosen:
+            return None
+        [text] = self._database.read(lambda c: c.execute(query, chosen[0]).fetchone())
+        return str(text)
 
     @property
     def oldest_at(self) -> int:
