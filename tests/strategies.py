@@ -53,7 +53,7 @@ tags = texts.filter(lambda text: len(text.encode()) <= limits.TAG) | st.sampled_
 headers: st.SearchStrategy[Mapping[str, str]] = st.dictionaries(texts, texts, max_size=5)
 times = st.integers(0, limits.TIME)
 # of delivery and expiry: what is earlier is a span
-moments = st.integers(limits.SPAN, limits.TIME) | st.just(0)
+moments = st.integers(limits.DURATION, limits.TIME) | st.just(0)
 spans = st.timedeltas(timedelta(0), timedelta(days=3_649))
 offsets = st.integers(0, limits.SEQUENCE)
 ids = st.binary(min_size=16, max_size=16)

@@ -229,7 +229,8 @@ ANNOTATIONS = {
         "FoundMessage StoredBatch Message "
         "Receipt Found ReceivedMessage DeliveredMessage ReceivedBatch Decision RetryPolicy "
         "OffsetStore FileOffsets "
-        "AuditEntry ChangedLetters ExportedLetters ImportedLetters Trace Trial"
+        "AuditEntry ChangedLetters ExportedLetters ImportedLetters Trace Trial "
+        "Options ConsumerOptions TransactionOptions XaOptions"
     ),
     txmq.aio: (
         "Client Cluster Consumer Consumers Reader Readers Transaction PostgresTransaction "

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from txmq.client.blocking.typed import TypedTopic
     from txmq.client.protocol.audit import AuditEntry
     from txmq.client.protocol.consumer.fetched import DeliveredMessage, ReceivedBatch
+    from txmq.client.protocol.consumer.settings import ConsumerOptions
     from txmq.client.protocol.letter_changes import (
         ChangedLetters,
         ExportedLetters,
@@ -58,9 +59,11 @@ if TYPE_CHECKING:
     from txmq.client.protocol.plans import PlannedLetter, PlanStatus
     from txmq.client.protocol.reader import Found
     from txmq.client.protocol.sender.batches import StoredBatch
+    from txmq.client.protocol.settings import Options
     from txmq.client.protocol.telemetry.tracing import Telemetry
     from txmq.client.protocol.transaction.checks import Half
     from txmq.client.protocol.transaction.half_message import HalfMessage
+    from txmq.client.protocol.transaction.options import TransactionOptions, XaOptions
     from txmq.tx.postgres.emit import emit
 
 __all__ = [
@@ -72,6 +75,7 @@ __all__ = [
     "Client",
     "Cluster",
     "Consumer",
+    "ConsumerOptions",
     "Consumers",
     "DeadLetter",
     "Decision",
@@ -88,6 +92,7 @@ __all__ = [
     "Job",
     "Message",
     "OffsetStore",
+    "Options",
     "PlanStatus",
     "PlannedLetter",
     "Reader",
@@ -101,8 +106,10 @@ __all__ = [
     "Telemetry",
     "Trace",
     "Transaction",
+    "TransactionOptions",
     "Trial",
     "TypedTopic",
+    "XaOptions",
     "XaResource",
     "XaTransaction",
     "__version__",
@@ -118,6 +125,7 @@ _LAZY = {
     "Client": "txmq.client.blocking.client",
     "Cluster": "txmq.client.blocking.cluster",
     "Consumer": "txmq.client.blocking.consumer.consumer",
+    "ConsumerOptions": "txmq.client.protocol.consumer.settings",
     "Consumers": "txmq.client.blocking.consumer.consumer",
     "DeadLetter": "txmq.client.protocol.letters",
     "DeliveredMessage": "txmq.client.protocol.consumer.fetched",
@@ -132,6 +140,7 @@ _LAZY = {
     "ImportedLetters": "txmq.client.protocol.letter_changes",
     "Job": "txmq.client.blocking.transaction.jobs",
     "OffsetStore": "txmq.client.protocol.offsets",
+    "Options": "txmq.client.protocol.settings",
     "PlanStatus": "txmq.client.protocol.plans",
     "PlannedLetter": "txmq.client.protocol.plans",
     "Reader": "txmq.client.blocking.reader",
@@ -139,11 +148,13 @@ _LAZY = {
     "ReceivedBatch": "txmq.client.protocol.consumer.fetched",
     "ReplayPlan": "txmq.client.blocking.plans",
     "StoredBatch": "txmq.client.protocol.sender.batches",
-    "Trace": "txmq.client.protocol.lives",
     "Telemetry": "txmq.client.protocol.telemetry.tracing",
+    "Trace": "txmq.client.protocol.lives",
     "Transaction": "txmq.client.blocking.transaction.transaction",
-    "TypedTopic": "txmq.client.blocking.typed",
+    "TransactionOptions": "txmq.client.protocol.transaction.options",
     "Trial": "txmq.client.protocol.letter_changes",
+    "TypedTopic": "txmq.client.blocking.typed",
+    "XaOptions": "txmq.client.protocol.transaction.options",
     "XaResource": "txmq.client.blocking.transaction.xa_resource",
     "XaTransaction": "txmq.client.blocking.transaction.xa",
     "connect": "txmq.client.blocking.connect",

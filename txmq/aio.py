@@ -114,7 +114,7 @@ def connect(
 
     It connects when it is first used, on the event loop that runs then. `txmq.connect`
     describes `url`, `service` and `partition_map`,
-    `txmq.client.protocol.settings.Options` the options. Raises ConfigError, and
+    `txmq.Options` the options. Raises ConfigError, and
     StoreError where a spool cannot be opened.
     """
     settings = ClientSettings.of(service, **options).at(url)

@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from contextlib import closing
 from datetime import date
 from decimal import Decimal
-from importlib import resources
 from itertools import groupby, islice
 from operator import itemgetter
 from pathlib import Path
@@ -121,7 +120,7 @@ def load(directory: Path, dsn: str) -> InputSummary:
     """
     facts = _summarise(directory)
     with closing(psycopg2.connect(dsn)) as connection, connection, connection.cursor() as cursor:
-        cursor.execute(resources.files(__package__).joinpath("schema.sql").read_text("utf-8"))
+        cursor.execute(Path(__file__).with_name("schema.sql").read_text("utf-8"))
         customers = [
             (int(row["c_custkey"]), _cents(row["c_acctbal"]))
             for row in _rows(directory, "customer")

@@ -27,7 +27,7 @@ from txmq.admin.console.charts import HEIGHT, POINTS, WIDTH, chart, since_known
 from txmq.admin.console.listing import MAX_CALLS, SCANNED, by_name
 from txmq.admin.console.page import ANSWER_S, PageRequest, Refused
 from txmq.admin.console.registry import PAGES, find
-from txmq.admin.console.rendering import RenderQueue, Templates, number, size, span_us, visible
+from txmq.admin.console.rendering import RenderQueue, Templates, duration_us, number, size, visible
 from txmq.admin.console.streams import (
     BEAT_EVERY,
     LIFE_S,
@@ -427,7 +427,7 @@ def test_numbers_sizes_and_spans_are_for_people() -> None:
         "5.0 GiB",
     ]
     spans = (7, 2_500, 9 * SECOND, 100 * SECOND, 5 * MINUTE, 90 * MINUTE, 30 * HOUR, 3 * DAY)
-    assert [span_us(one) for one in spans] == [
+    assert [duration_us(one) for one in spans] == [
         "7 µs", "2.5 ms", "9.0 s", "100 s", "5 min", "90 min", "30 h", "3 d",
     ]  # fmt: skip
 

@@ -33,7 +33,7 @@ from txmq.batch import (
 from txmq.errors import LocalProtocolError, MessageTooLarge, TxmqError
 from txmq.model import limits
 from txmq.model.keys import key_hash
-from txmq.model.message import Message, time_or_span
+from txmq.model.message import Message, time_or_duration
 
 NOW = 1_700_000_000_000_000
 PRODUCER = bytes(range(16))
@@ -55,8 +55,8 @@ def test_a_view_gives_back_every_column(messages: list[Message], codec: Codec) -
     assert view.keys == [text_or_none(m.key) for m in messages]
     assert view.tags == [text_or_none(m.tag) for m in messages]
     assert view.headers == [m.headers or {} for m in messages]
-    assert view.deliver_at == [time_or_span(m.deliver_at, m.delay) for m in messages]
-    assert view.expire_at == [time_or_span(m.expire_at, m.ttl) for m in messages]
+    assert view.deliver_at == [time_or_duration(m.deliver_at, m.delay) for m in messages]
+    assert view.expire_at == [time_or_duration(m.expire_at, m.ttl) for m in messages]
     assert view.born_at == [NOW] * len(messages)
     assert len(view) == len(messages)
 

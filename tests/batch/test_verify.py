@@ -30,8 +30,8 @@ from txmq.batch import (
     single_row,
 )
 from txmq.batch import verify as verify_batch
-from txmq.batch.column_bounds import all_within, offsets_rise
 from txmq.batch.layout import padded
+from txmq.batch.verify import all_within, offsets_rise
 from txmq.errors import MessageTooLarge, RemoteProtocolError
 from txmq.model import limits
 from txmq.model.message import Message

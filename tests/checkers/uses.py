@@ -100,6 +100,49 @@ async def handlers_on_twisted(consumer: txmq.twisted.Consumer) -> None:
     await consumer.run(charge_later_with, inbox=connect)  # type: ignore[arg-type]
 
 
+def typed_topics(client: txmq.Client, consumer: txmq.Consumer) -> None:
+    orders = client.topic("orders", Order)
+    assert_type(orders.send(Order(number=1), key="k"), txmq.Receipt)
+    assert_type(orders.send_async(Order(number=1)).result(), txmq.Receipt)
+    with client.transaction() as tx:
+        orders.within(tx).send(Order(number=2))
+        orders.within(tx).send(b"{}")  # type: ignore[arg-type]
+    client.consumer("billing", [orders, "refunds"])
+    orders.send(b"{}")  # type: ignore[arg-type]
+    orders.send(Order(number=1), no_such_field="")  # type: ignore[call-arg]
+
+
+def options(client: txmq.Client, how: txmq.ConsumerOptions, url: txmq.Options) -> None:
+    client.consumer("billing", ["orders"], **how)
+    txmq.connect(URL, **url)
+    txmq.ConsumerOptions(retry=txmq.RetryPolicy((10,)))
+    txmq.ConsumerOptions(no_such_option=1)  # type: ignore[typeddict-unknown-key]
+
+
+def letters(client: txmq.Client) -> None:
+    for letter in client.letters("billing"):
+        assert_type(letter, txmq.DeadLetter)
+    assert_type(client.plan("mend").create("billing"), txmq.PlanStatus)
+    client.plan("mend").no_such_order()  # type: ignore[attr-defined]
+
+
+def transactions(client: txmq.Client, connection: Connection) -> None:
+    with client.transaction(connection) as tx:
+        assert_type(tx, txmq.Transaction)
+        tx.send("orders", b"", key="k")
+        tx.no_such_call()  # type: ignore[attr-defined]
+    with client.transaction(connection, no_such_option=1):  # type: ignore[call-overload]
+        pass
+
+
+async def transactions_on_a_loop(
+    client: txmq.aio.Client, connection: psycopg.AsyncConnection[object]
+) -> None:
+    async with client.transaction(connection) as tx:
+        tx.send("orders", b"", key="k")
+        tx.no_such_call()  # type: ignore[attr-defined]
+
+
 async def messages(client: txmq.aio.Client, consumer: txmq.Consumer) -> None:
     for message in consumer:
         assert_type(message, txmq.DeliveredMessage)

@@ -57,12 +57,10 @@ class ScriptedJob:
 class StatedClient(AwaitedMessageCalls):
     """The calls of a scripted client, as all faces have them."""
 
-    def __init__(self, client: ScriptedClient) -> None:
-        self._client = client
+    _core: Any
 
-    @property
-    def _core(self) -> Any:
-        return self
+    def __init__(self, client: ScriptedClient) -> None:
+        self._client, self._core = client, self
 
     async def call(self, name: str, args: dict[str, Any]) -> dict[str, Any]:
         return self._client.call(name, **args)

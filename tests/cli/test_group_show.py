@@ -97,7 +97,7 @@ def test_it_fits_a_terminal_and_no_word_is_cut(
         monkeypatch.setenv(name, value)
     lines = printed(capsys, REPLY)
     assert max(map(len, lines)) <= columns
-    assert "orders/0   1234567  1234600   33   61000       3  billing-1" in lines
+    assert "orders/0    1234567  1234600   33   61000       3  billing-1" in lines
     for word in (*WHY.split(), "orders/31", "2026-07-01", "-4611686018427387904", "retry_delays_s"):
         assert any(word in line for line in lines), word
 
@@ -112,8 +112,8 @@ def test_in_a_file_each_thing_is_a_line_and_none_ends_in_spaces(
 
 
 def test_columns_come_where_something_is_in_them() -> None:
-    [usual, *_rest] = readable_group(REPLY)["positions"]
-    assert list(usual) == ["partition", "floor", "end", "lag", "lag_ms", "leased", "owners"]
+    [usual, *_rest] = readable_group(REPLY)["partitions"]
+    assert list(usual) == ["partition", "position", "end", "lag", "lag_ms", "leased", "owners"]
     quiet = readable_group(
         {
             "positions": [
@@ -122,7 +122,14 @@ def test_columns_come_where_something_is_in_them() -> None:
             ]
         }
     )
-    assert list(quiet["positions"][0]) == ["partition", "floor", "end", "lag", "retrying", "owners"]
+    assert list(quiet["partitions"][0]) == [
+        "partition",
+        "position",
+        "end",
+        "lag",
+        "retrying",
+        "owners",
+    ]
     assert "not_moving" not in quiet
 
 

@@ -21,13 +21,12 @@ CREATE TABLE refused (
     stored_at INTEGER NOT NULL,    -- all times are microseconds since the epoch
     encoded BLOB NOT NULL,         -- as it is sent (docs/FORMATS.md 3)
     sum INTEGER NOT NULL,          -- CRC32C of the columns from topic to encoded
-    session TEXT NOT NULL, sequence INTEGER NOT NULL, count INTEGER NOT NULL,
     error TEXT NOT NULL, text TEXT NOT NULL, at INTEGER NOT NULL, outcome TEXT NOT NULL
 );
-CREATE UNIQUE INDEX by_messages ON refused (session, sequence, count);
 CREATE TABLE renewed (
     id INTEGER PRIMARY KEY,
-    session TEXT NOT NULL, sequence INTEGER NOT NULL, times INTEGER NOT NULL
+    session TEXT NOT NULL, sequence INTEGER NOT NULL, times INTEGER NOT NULL,
+    sum INTEGER NOT NULL           -- CRC32C of the columns from session to times
 );
 CREATE TABLE damaged (             -- as they were found
     id INTEGER PRIMARY KEY, topic, partition, epoch, explicit, doubtful, stored_at, encoded, sum, split

@@ -18,7 +18,7 @@ from txmq.model.message import (
     message_id,
     parse_message_id,
     resolve_time,
-    time_or_span,
+    time_or_duration,
     to_micros,
 )
 
@@ -159,25 +159,25 @@ def test_decisions_have_the_numbers_of_the_wire() -> None:
 
 @given(st.timedeltas(timedelta(microseconds=1), timedelta(days=3_649)), our.times)
 def test_a_span_counts_from_the_moment_that_is_meant(length: timedelta, start: int) -> None:
-    assert resolve_time(time_or_span(None, length), start) - start == length // timedelta(
+    assert resolve_time(time_or_duration(None, length), start) - start == length // timedelta(
         microseconds=1
     )
 
 
 @given(our.moments, our.times)
 def test_a_time_is_that_time_whatever_the_moment(when: int, start: int) -> None:
-    assert resolve_time(time_or_span(when, None), start) == when
+    assert resolve_time(time_or_duration(when, None), start) == when
 
 
-@pytest.mark.parametrize("when", [1, 1_795_255_200, 1_795_255_200_000, limits.SPAN - 1])
+@pytest.mark.parametrize("when", [1, 1_795_255_200, 1_795_255_200_000, limits.DURATION - 1])
 def test_a_time_in_seconds_or_milliseconds_is_refused_rather_than_read_as_a_span(when: int) -> None:
     with pytest.raises(LocalProtocolError, match="microseconds since 1970"):
-        time_or_span(when, None)
+        time_or_duration(when, None)
 
 
 def test_a_time_and_a_span_at_once_are_refused() -> None:
     with pytest.raises(LocalProtocolError, match="deliver_at or delay"):
-        time_or_span(limits.SPAN, 1)
+        time_or_duration(limits.DURATION, 1)
 
 
 def test_levels_of_delay_are_those_of_rocketmq() -> None:

@@ -32,7 +32,7 @@ from txmq.errors import LocalProtocolError
 from txmq.model import limits
 from txmq.model.durations import Duration
 from txmq.model.keys import tag_bit, tag_filter
-from txmq.model.message import Message, time_or_span, to_micros
+from txmq.model.message import Message, time_or_duration, to_micros
 
 ZEROS = tuple(bytes(n) for n in range(8))
 TIME = struct.Struct("<q")
@@ -151,8 +151,8 @@ def encode_one(
         header_cell(headers) if headers else b"",
         body if type(body) is bytes and len(body) <= limits.MESSAGE else body_cell(body),
     )
-    due = 0 if deliver_at is None and delay is None else time_or_span(deliver_at, delay)
-    end = 0 if expire_at is None and ttl is None else time_or_span(expire_at, ttl)
+    due = 0 if deliver_at is None and delay is None else time_or_duration(deliver_at, delay)
+    end = 0 if expire_at is None and ttl is None else time_or_duration(expire_at, ttl)
     valid = type(born_at) is int and 0 <= born_at <= limits.TIME
     times = (born_at if valid else to_micros(born_at), due, end)
     return pack_row(cells, times, tag_bit(tag) if tag else 0, (producer_id, epoch, sequence))
@@ -365,9 +365,11 @@ def _births(born_at: int | Sequence[int], count: int) -> tuple[bytes, int]:
 
 
 def _times(
-    times: Sequence[int | datetime | None] | None, spans: Sequence[Duration | None] | None
+    times: Sequence[int | datetime | None] | None, durations: Sequence[Duration | None] | None
 ) -> Buffers:
-    if times is None or spans is None or not (any(times) or any(spans)):
+    if times is None or durations is None or not (any(times) or any(durations)):
         return ()
-    values = [time_or_span(time, span) for time, span in zip(times, spans, strict=True)]
+    values = [
+        time_or_duration(time, duration) for time, duration in zip(times, durations, strict=True)
+    ]
     return (struct.pack(f"<{len(values)}q", *values),) if any(values) else ()

@@ -7,10 +7,10 @@ consumers, in Spark, and when the broker moves a single row.
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import Literal
 
 from txmq.batch.cells import headers_of, too_large
 from txmq.batch.codecs import decompress
-from txmq.batch.column_bounds import all_within, offsets_rise
 from txmq.batch.decode import BOUNDS, cells_of, offsets_of, texts_of
 from txmq.batch.encode import TIME
 from txmq.batch.header import KEY, LENGTH, BatchHeader, compute_checksum, read_header
@@ -18,6 +18,9 @@ from txmq.batch.layout import Column, Layout, locate
 from txmq.errors import RemoteProtocolError
 from txmq.model import limits
 from txmq.model.keys import tag_filter
+
+SIGN_32, SIGN_64 = b"\0\0\0\x80", b"\0\0\0\0\0\0\0\x80"
+ORDER: Literal["little"] = "little"
 
 
 def verify(buffer: bytes) -> BatchHeader:
@@ -120,3 +123,30 @@ def _check_times(buffer: bytes, header: BatchHeader, layout: Layout) -> None:
     for at, latest in columns:
         if at and not all_within(buffer[at : at + 8 * header.count], latest):
             raise RemoteProtocolError(f"a batch has a time out of range: 0 to {latest} is possible")
+
+
+# Bounds of a whole column of numbers, in a few operations on one big integer. All its
+# numbers are non-negative, so the top bit of each is free. Set in the minuend, that bit
+# takes the borrow which would run into the next number: after the subtraction it is
+# gone exactly where the subtrahend was larger. A thousand numbers take 10 µs that way,
+# against 60 µs one by one.
+
+
+def offsets_rise(numbers: bytes, limit: int) -> bool:
+    """Return whether int32 numbers begin at 0 and rise by 0 to `limit` each."""
+    signs = int.from_bytes(SIGN_32 * (len(numbers) // 4 - 1), ORDER)
+    later, earlier = int.from_bytes(numbers[4:], ORDER), int.from_bytes(numbers[:-4], ORDER)
+    if any(numbers[:4]) or later & signs:
+        return False
+    steps = (later | signs) - earlier
+    if steps & signs != signs:
+        return False
+    largest = (signs >> 31) * limit
+    return ((largest | signs) - (steps ^ signs)) & signs == signs
+
+
+def all_within(numbers: bytes, limit: int) -> bool:
+    """Return whether int64 numbers are all from 0 to `limit`."""
+    signs = int.from_bytes(SIGN_64 * (len(numbers) // 8), ORDER)
+    values, largest = int.from_bytes(numbers, ORDER), (signs >> 63) * limit
+    return not values & signs and ((largest | signs) - values) & signs == signs

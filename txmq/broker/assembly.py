@@ -21,14 +21,15 @@ from txmq.broker.background.publication_service import PublicationService
 from txmq.broker.calls.audit import AuditCalls
 from txmq.broker.calls.broker import BrokerCalls
 from txmq.broker.calls.clock import ClockCalls
-from txmq.broker.calls.consumers import ConsumerGroupCalls
 from txmq.broker.calls.dispatcher import CallDispatcher
+from txmq.broker.calls.groups import GroupCalls
 from txmq.broker.calls.inboxes import InboxCalls
 from txmq.broker.calls.letter_edits import LetterEditCalls
 from txmq.broker.calls.letter_redrives import RedriveCalls
 from txmq.broker.calls.letters import DeadLetterCalls
 from txmq.broker.calls.lives import MessageLifeCalls
 from txmq.broker.calls.log import LogCalls
+from txmq.broker.calls.members import MemberCalls
 from txmq.broker.calls.messages import MessageCalls
 from txmq.broker.calls.plans import PlanCalls
 from txmq.broker.calls.recover import RecoverCalls
@@ -129,16 +130,15 @@ class Assembly:
             LogCalls(engine, self.holds, settings.broker.data),
             BrokerCalls(engine, settings, self.alarms, self.statistics, self._throttled),
             TopicCalls(engine, settings.broker, clock, self.turns),
-            ConsumerGroupCalls(
+            MemberCalls(
                 engine,
                 self._members,
                 polls,
-                random,
-                settings.consumers,
-                self.turns,
-                self._policies.member_joined,
-                self.paces,
+                defaults=settings.consumers,
+                random=random,
+                version_joined=self._policies.member_joined,
             ),
+            GroupCalls(engine, self._members, self.turns, self.paces),
             letters,
             LetterEditCalls(engine),
             RedriveCalls(engine, letters, self.turns),

@@ -17,8 +17,8 @@ from io import TextIOWrapper
 from typing import Annotated, Any, Final
 
 import typer
+from typer.core import TyperArgument, TyperOption
 
-from txmq.cli.help_types import show_types_in_words
 from txmq.cli.output import FAILED, Output
 from txmq.errors import TxmqError
 from txmq.version import __version__
@@ -36,6 +36,12 @@ class SystemFailure(TxmqError):
     outcome = "unknown"
 
 
+# Types of arguments and options in help. typer shows the names of Python's types:
+# `<list[MessagePlace]>` for places of messages, `<bool>` for an option without a value.
+TYPES: Final = {
+    "str": "TEXT", "list[str]": "TEXT", "int": "NUMBER", "list[int]": "NUMBER",
+    "int range": "NUMBER", "float": "NUMBER", "float range": "NUMBER", "path": "PATH",
+}  # fmt: skip
 # Under each title of the help: its commands and groups, with their modules.
 PANELS: Final = {
     "Brokers": {
@@ -82,7 +88,7 @@ MODULES: Final = {name: module for panel in PANELS.values() for name, module in 
 
 def assemble(names: Iterable[str]) -> Any:  # noqa: ANN401  # typer does not export its group
     """Return the parser of these commands and groups."""
-    show_types_in_words()
+    _show_types_in_words()
     app = typer.Typer(
         name="txmq",
         help="Transactional messaging with PostgreSQL: one decision for messages and rows.",
@@ -202,3 +208,22 @@ def _run(*, as_json: bool) -> int:
         status = error.exit_code
     sys.stdout.flush()
     return status if isinstance(status, int) else 0
+
+
+def _show_types_in_words() -> None:
+    """Have the help of all commands show types so."""
+    TyperOption.display_type_rich = _of_option  # type: ignore[assignment,method-assign]
+    TyperArgument.display_type_rich = _of_argument  # type: ignore[assignment,method-assign]
+
+
+def _of_option(option: TyperOption, ctx: Any) -> str | None:  # noqa: ANN401  # typer does not export it
+    if option.is_bool_flag:
+        return None
+    if option.metavar is not None:
+        return option.metavar
+    name = option.display_type(ctx).strip("<>")
+    return TYPES.get(name, name)
+
+
+def _of_argument(argument: TyperArgument, ctx: Any) -> None:  # noqa: ANN401  # likewise
+    del argument, ctx

@@ -37,7 +37,7 @@ UNLIMITED = {"keep_until_exported": False, "messages_per_s": 0, "cold_bytes_per_
 # values of a topic's settings that do not know "default"
 STANDARD = {"writable": True, "readable": True, "note": ""}
 # settings of a group that `group.show` has in microseconds, documents in milliseconds
-SPANS = {"lease_us", "session_us", "consume_timeout_us"}
+TIMES = {"lease_us", "session_us", "consume_timeout_us"}
 
 
 class TopicConfig(Args):
@@ -177,7 +177,7 @@ def _group(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings of a group that operators have set."""
     found: dict[str, Any] = {}
     for name in settings["altered"]:
-        if name in SPANS:
+        if name in TIMES:
             found[f"{name.removesuffix('_us')}_ms"] = settings[name] // 1_000
         else:
             found[name] = settings[name]

@@ -7,10 +7,11 @@ from typing import Any
 
 from txmq.model.units import SECOND
 
-LISTS = ("settings", "member_list", "positions", "store_list", "fence_list")
+# Tables have names of their own, and programs alone need a number of the next letter.
+LEFT_OUT = ("settings", "member_list", "positions", "store_list", "fence_list", "next_letter")
 STORE_COLUMNS = ("store", "state", "member", "messages")
 WINDOW_COLUMNS = ("window", "unprocessed_share", "processed_share", "head")
-POSITION_COLUMNS = ("partition", "floor", "end", "lag", "owners")
+POSITION_COLUMNS = ("partition", "position", "end", "lag", "owners")
 # columns that are shown where any row has a value above 0
 OPTIONAL_COLUMNS = (
     "lag_ms",
@@ -29,14 +30,14 @@ def readable_group(reply: Mapping[str, Any]) -> dict[str, Any]:
     Partitions that do not move have a table of their own, with the reason. `--json`
     prints the whole reply.
     """
-    single = {name: value for name, value in reply.items() if name not in LISTS}
+    single = {name: value for name, value in reply.items() if name not in LEFT_OUT}
     if "paused_topics" in single:
         single["paused_topics"] = " ".join(single["paused_topics"])
     positions = reply.get("positions", ())
     tables = {
         "settings": _settings_rows(reply.get("settings", {})),
-        "member_list": [_move_last(row, "assignment") for row in reply.get("member_list", ())],
-        "positions": _position_rows(positions),
+        "members": [_member_fields(row) for row in reply.get("member_list", ())],
+        "partitions": _position_rows(positions),
         "not_moving": [
             {"partition": _partition_text(row), "reason": row["reason"], "why": row["why"]}
             for row in positions
@@ -47,10 +48,10 @@ def readable_group(reply: Mapping[str, Any]) -> dict[str, Any]:
             for row in positions
             if row.get("window")
         ],
-        "store_list": [
+        "stores": [
             {name: row[name] for name in STORE_COLUMNS} for row in reply.get("store_list", ())
         ],
-        "fence_list": [
+        "fences": [
             {"partition": _partition_text(row)} | _fence_fields(row)
             for row in reply.get("fence_list", ())
         ],
@@ -71,7 +72,7 @@ def _position_rows(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         *(name for name in OPTIONAL_COLUMNS if any(row.get(name) for row in rows)),
         POSITION_COLUMNS[-1],
     ]
-    named = [{**row, "partition": _partition_text(row)} for row in rows]
+    named = [{**row, "partition": _partition_text(row), "position": row["floor"]} for row in rows]
     return [{name: row.get(name) for name in names} for row in named]
 
 
@@ -97,8 +98,9 @@ def _settings_rows(settings: Mapping[str, Any]) -> list[dict[str, Any]]:
     return [{"setting": name, "value": value} for name, value in table.items()]
 
 
-def _move_last(row: Mapping[str, Any], name: str) -> dict[str, Any]:
-    return _without(row, name) | ({name: row[name]} if name in row else {})
+def _member_fields(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a member, what is long last. `since` is a generation."""
+    return _without(row, "since", "assignment") | {"assignment": row["assignment"]}
 
 
 def _without(row: Mapping[str, Any], *names: str) -> dict[str, Any]:

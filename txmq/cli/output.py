@@ -29,6 +29,7 @@ FAILED = 1  # exit status; invalid usage ends with 2
 NOTHING = "-"  # in a table, for a value that is not set
 FILE_WIDTH = 100_000  # so that nothing is cut or wrapped in a file
 TIME_FIELDS = re.compile(r"(.*_)?at|since|oldest\w*|newest\w*|deadline|stored_to")
+SHARES = ("progress", "unprocessed_share", "processed_share")
 Columns = Sequence[str] | Mapping[str, Sequence[str]]
 TRACEBACKS = ("error_text",)
 FIRST_TIME = 10**15  # microseconds in September 2001; counts stay below it
@@ -103,28 +104,35 @@ def format_field(name: str, value: object) -> str:
 
 def format_cell(name: str, value: object) -> str:
     """Format the value of a field for a table."""
-    if type(value) is int and TIME_FIELDS.fullmatch(name):
-        if FIRST_TIME < value <= limits.TIME:
-            return format_time(value)
-        if value == 0:
-            return NOTHING
-    return escape_unprintable(_format_value(value))
+    return escape_unprintable(_format_value(name, value))
 
 
-def _format_value(value: object, separator: str = " ") -> str:
+def _format_value(name: str, value: object, separator: str = " ") -> str:
     """Format a value. Inner lists are places: [topic, partition, offset] becomes
     topic/partition/offset.
     """
     if value is None or value in ("", [], {}):
         return NOTHING
     match value:
-        case bool():
-            return "yes" if value else "no"
+        case bool() | int() | float():
+            return _format_number(name, value)
         case dict():
-            return ", ".join(f"{name}={_format_value(item, '/')}" for name, item in value.items())
+            return ", ".join(
+                f"{one}={_format_value(one, item, '/')}" for one, item in value.items()
+            )
         case list() | tuple():
-            return separator.join(_format_value(item, "/") for item in value)
+            return separator.join(_format_value("", item, "/") for item in value)
     return str(value)
+
+
+def _format_number(name: str, value: float) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int) and TIME_FIELDS.fullmatch(name):
+        if FIRST_TIME < value <= limits.TIME:
+            return format_time(value)
+        return str(value or NOTHING)
+    return f"{value:.1%}" if name in SHARES else str(value)
 
 
 def _error_fields(error: TxmqError) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """Parsers of arguments and option values.
 
-Spans of time look like 7d or 90s, sizes like 10GiB. Some settings also accept "default"
+Durations look like 7d or 90s, sizes like 10GiB. Some settings also accept "default"
 (the broker's setting) and "none" (no limit). Each raises typer.BadParameter.
 """
 
@@ -20,7 +20,7 @@ from txmq.model import limits
 from txmq.model.message import delay_level, is_name, parse_message_id, to_micros
 from txmq.model.units import DAY, MILLISECOND, SECOND
 
-SPANS_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000}
+UNITS_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000}
 SIZES = {"": 1, "B": 1} | {
     name + ending: base**power
     for power, name in enumerate("KMGT", start=1)
@@ -125,21 +125,23 @@ def parse_time(text: str) -> int:
         raise TimeOutOfRange(f"time {text!r} is out of range: use 1970 to 9999") from None
 
 
-def parse_span(text: str) -> float:
-    """Parse a span like 90s, 15m, 2h or 3d into seconds. Without a unit it is one of
-    seconds.
-    """
-    seconds = _parse_measure(text, {"": 1_000} | SPANS_MS, "span", "90, 90s, 15m, 2h or 3d") / 1_000
-    if seconds >= limits.SPAN / SECOND:
-        raise typer.BadParameter(f"invalid span {text!r}: use less than {limits.SPAN // DAY}d")
+def parse_duration(text: str) -> float:
+    """Parse a duration like 90s, 15m, 2h or 3d into seconds, which need no unit."""
+    seconds = (
+        _parse_measure(text, {"": 1_000} | UNITS_MS, "duration", "90, 90s, 15m, 2h or 3d") / 1_000
+    )
+    if seconds >= limits.DURATION / SECOND:
+        raise typer.BadParameter(
+            f"invalid duration {text!r}: use less than {limits.DURATION // DAY}d"
+        )
     return seconds
 
 
 def parse_delay(text: str) -> float:
-    """Parse a span, or one of RocketMQ's delay levels (level:5), into seconds."""
+    """Parse a duration, or one of RocketMQ's delay levels (level:5), into seconds."""
     before, separator, number = text.partition("level:")
     if before or not separator:
-        return parse_span(text)
+        return parse_duration(text)
     try:
         return delay_level(int(number) if is_number(number) else 0).total_seconds()
     except LocalProtocolError as error:
@@ -155,8 +157,8 @@ def parse_header(text: str) -> NameValue:
 
 
 def parse_milliseconds(text: str) -> int:
-    """Parse a span like "36h" into milliseconds."""
-    return _parse_measure(text, SPANS_MS, "time", "a number and ms, s, m, h, d or w, as in 36h")
+    """Parse a duration like "36h" into milliseconds."""
+    return _parse_measure(text, UNITS_MS, "time", "a number and ms, s, m, h, d or w, as in 36h")
 
 
 def parse_bytes(text: str) -> int:
@@ -186,7 +188,7 @@ def parse_moment(text: str) -> int:
 
 
 def parse_time_limit(text: str) -> int | str:
-    """Parse a span into milliseconds, "none" into 0; keep "default"."""
+    """Parse a duration into milliseconds, "none" into 0; keep "default"."""
     return _parse_or_default(text, parse_milliseconds)
 
 

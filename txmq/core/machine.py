@@ -1,8 +1,8 @@
 """The state machine of the broker: `decide` judges a command, `apply` records an event.
 
 Each rule module has two tables: `DECIDERS` (command type: function) and `APPLIERS`
-(event type: function). The folders' `rules` lists name the modules; this module joins
-them. Recovery and followers call only `apply`.
+(event type: function). `RULES` has the modules, and this one joins their tables.
+Recovery and followers call only `apply`.
 """
 
 from __future__ import annotations
@@ -11,28 +11,70 @@ from typing import TYPE_CHECKING
 
 from txmq.core import audit, persistence, users
 from txmq.core.audit import Audited, decide_audited
-from txmq.core.consumers import rules as consumer_rules
+from txmq.core.consumers import (
+    acks,
+    background_work,
+    clones,
+    damaged_letters,
+    delivery,
+    effects,
+    failures,
+    group_redrives,
+    group_settings,
+    leases,
+    letter_edits,
+    letter_exports,
+    letter_notes,
+    letter_redrives,
+    letter_trials,
+    membership,
+    resets,
+    restart,
+    store_orders,
+    store_reports,
+)
 from txmq.core.events.audit import OperatorActed, parts_in
 from txmq.core.events.base import Booted, Event, RecordContext
-from txmq.core.replay import rules as replay_rules
-from txmq.core.retention import rules as retention_rules
+from txmq.core.replay import abandoning, building, cleanup, orders, policies, putting_back
+from txmq.core.retention import (
+    audit_entries,
+    broker_time,
+    letter_retention,
+    outcome_expiry,
+    past_failures,
+    relocation,
+    topic_retention,
+)
 from txmq.core.state import visibility
-from txmq.core.topics import rules as topic_rules
-from txmq.core.transactions import batched, lost_records
-from txmq.core.transactions import rules as transaction_rules
+from txmq.core.topics import delay_rules, producer_owners, restored_log, schemas, sends, topics
+from txmq.core.transactions import (
+    batched,
+    decisions,
+    half_storage,
+    instances,
+    jobs,
+    large_publication,
+    lost_records,
+    timers,
+    unverified,
+    xa,
+)
 
 if TYPE_CHECKING:
     from txmq.core.events.outcome import Appliers, Deciders, Outcome, Rejected
     from txmq.core.state.state import State
 
 RULES = (
-    *topic_rules.RULES,
-    *consumer_rules.RULES,
-    *replay_rules.RULES,
-    *transaction_rules.RULES,
-    *retention_rules.RULES,
+    topics, schemas, sends, producer_owners, delay_rules, restored_log,
+    membership, group_settings, resets, clones, background_work, effects, delivery, acks, leases,
+    failures, store_reports, store_orders, letter_notes, letter_edits, letter_exports,
+    letter_redrives, damaged_letters, group_redrives, letter_trials,
+    orders, building, putting_back, abandoning, cleanup, policies,
+    half_storage, decisions, batched, jobs, large_publication, xa, unverified, instances, timers,
+    audit_entries, broker_time, outcome_expiry, past_failures, topic_retention, relocation,
+    letter_retention,
     users,
-)
+)  # fmt: skip
 
 
 def apply_booted(state: State, event: Booted, context: RecordContext) -> None:
@@ -42,7 +84,7 @@ def apply_booted(state: State, event: Booted, context: RecordContext) -> None:
     visibility.drop_lifted(state)
     lost_records.apply_booted(state, context.stored_at)
     state.boot_epoch = event.boot_epoch
-    consumer_rules.apply_booted(state, event, context)
+    restart.apply_booted(state, context)
 
 
 def decide_with_audit(state: State, command: Audited, now: int) -> Outcome | Rejected:

@@ -83,12 +83,12 @@ class SetQuota(NamedTuple):
 
 
 class MakeToken(NamedTuple):
-    """Give a user a token of this digest, for a span of microseconds."""
+    """Give a user a token of this digest, for a duration in microseconds."""
 
     user: str
     token: str
     digest: bytes
-    span: int
+    duration: int
     by: str
 
 
@@ -210,7 +210,9 @@ def decide_token(state: State, command: MakeToken, now: int) -> Outcome | Reject
     if len(user.tokens) >= MAX_TOKENS:
         message = f"user {command.user!r} has {MAX_TOKENS} tokens already"
         return Rejected(BadRequest, message, "revoke some: txmq user token revoke")
-    made = TokenMade(command.user, command.token, command.digest, now + command.span, command.by)
+    made = TokenMade(
+        command.user, command.token, command.digest, now + command.duration, command.by
+    )
     return Outcome((made,), reply=Changed(changed=True))
 
 

@@ -26,7 +26,7 @@ def micros_of(duration: Duration, name: str) -> int:
             micros = round(duration * SECOND)
     except (TypeError, ValueError, OverflowError):
         micros = -1
-    if not 0 <= micros < limits.SPAN or isinstance(duration, bool):
+    if not 0 <= micros < limits.DURATION or isinstance(duration, bool):
         raise LocalProtocolError(f"{name} is {duration!r:.80}", hint=HINT)
     return micros
 

@@ -20,7 +20,7 @@ from txmq.model.units import SECOND
 
 STATES = ("open", "replaying", "abandoned", "local")
 MAX_FILTER = 4_096  # characters
-SPANS = {"s": 1, "m": 60, "min": 60, "h": 3_600, "d": 86_400, "w": 604_800}
+UNITS = {"s": 1, "m": 60, "min": 60, "h": 3_600, "d": 86_400, "w": 604_800}
 EQUAL = (":", "=")
 _TERM = re.compile(r"([a-z]+)(>=|<=|[:=<>])|(?=.)", re.DOTALL)
 _QUOTED = re.compile(r'"((?:[^"\\]|\\.)*)"', re.DOTALL)
@@ -195,7 +195,7 @@ def _age(term: _Term) -> dict[str, Any]:
     found = _SPAN.fullmatch(term.value)
     if found is None or term.sign in EQUAL:
         raise _Wrong("an age is compared with a length of time", "write age>1h, age<30min, age>7d")
-    at = max(0, term.now - round(float(found[1]) * SPANS[found[2]] * SECOND))
+    at = max(0, term.now - round(float(found[1]) * UNITS[found[2]] * SECOND))
     return {"died_before" if term.sign[0] == ">" else "died_from": at}
 
 

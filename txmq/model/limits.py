@@ -27,8 +27,8 @@ HEADERS = 32 << 10
 
 # microseconds to the end of the year 9999, where calendars of Python and Spark end
 TIME = 253_402_300_799_999_999
-# deliver_at and expire_at below this are spans of time, not times
-SPAN = 3_650 * DAY
+# deliver_at and expire_at below this are durations, not times
+DURATION = 3_650 * DAY
 SEQUENCE = (1 << 63) - 1  # sequences and offsets fit in a signed 64-bit column
 
 JSON_DEPTH = 32  # txmq's own JSON nests 6 deep at most

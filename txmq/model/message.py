@@ -43,10 +43,10 @@ class Message(NamedTuple):
 
     Messages of one `key` stay in order. Consumers may select by `tag`. The message is
     not delivered before `deliver_at` nor after `expire_at`: each a datetime with a time
-    zone, or microseconds since the epoch. `delay` and `ttl` give the same as spans, in
-    seconds or as a timedelta. `delay` counts from the send, in a transaction from the
-    commit; `ttl` counts from the time when the message can be delivered. The broker's
-    clock decides.
+    zone, or microseconds since the epoch. `delay` and `ttl` give the same as durations,
+    in seconds or as a timedelta. `delay` counts from the send, in a transaction from
+    the commit; `ttl` counts from the time when the message can be delivered. The
+    broker's clock decides.
     """
 
     body: bytes
@@ -140,38 +140,38 @@ def to_micros(when: int | datetime | None) -> int:
     return when
 
 
-def time_or_span(when: int | datetime | None, length: Duration | None) -> int:
-    """Return the number that a message carries for a time, or for a span instead.
+def time_or_duration(when: int | datetime | None, length: Duration | None) -> int:
+    """Return the number that a message carries for a time, or for a duration instead.
 
-    A number below `limits.SPAN` is a span (docs/FORMATS.md 3). Raises
+    A number below `limits.DURATION` is a duration (docs/FORMATS.md 3). Raises
     LocalProtocolError for both at once, and for times so early that they would read as
-    spans: those in seconds or milliseconds.
+    durations: those in seconds or milliseconds.
     """
     if length is None:
         micros = 0 if when is None else to_micros(when)
-        if 0 < micros < limits.SPAN:
-            hint = "use microseconds since 1970; for a span use delay= or ttl="
+        if 0 < micros < limits.DURATION:
+            hint = "use microseconds since 1970; for a duration use delay= or ttl="
             raise LocalProtocolError(f"{when!r} is too early for a time of a message", hint=hint)
         return micros
     if when is not None:
         raise LocalProtocolError(
-            "a message has a time and a span at once",
+            "a message has a time and a duration at once",
             hint="use either deliver_at or delay, and either expire_at or ttl",
         )
     return 0 if length is None else micros_of(length, "delay or ttl")
 
 
 def resolve_time(carried: int, start: int) -> int:
-    """Return the time that a carried number means: a span counts from `start`.
+    """Return the time that a carried number means: a duration counts from `start`.
 
     0 stays 0: at once, or never.
     """
-    return start + carried if 0 < carried < limits.SPAN else carried
+    return start + carried if 0 < carried < limits.DURATION else carried
 
 
-def span_of(carried: int) -> int:
-    """Return the span that a carried number means; 0 = it is a time."""
-    return carried if carried < limits.SPAN else 0
+def duration_of(carried: int) -> int:
+    """Return the duration that a carried number means; 0 = it is a time."""
+    return carried if carried < limits.DURATION else 0
 
 
 def delay_level(level: int) -> timedelta:

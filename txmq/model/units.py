@@ -1,7 +1,7 @@
 """Units of time in microseconds, the resolution of all times in state, log and wire.
 
-`7 * DAY` is a span, `now - 5 * SECOND` a time. Divide for coarser numbers: `DAY //
-SECOND` is a day in seconds, `span // MILLISECOND` a span in milliseconds. `MIB` is in
+`7 * DAY` is a duration, `now - 5 * SECOND` a time. Divide for coarser numbers: `DAY //
+SECOND` is a day in seconds, `duration // MILLISECOND` one in milliseconds. `MIB` is in
 bytes.
 """
 

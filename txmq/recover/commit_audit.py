@@ -32,11 +32,11 @@ if TYPE_CHECKING:
 
 FIRST_TOKEN: Final = UUID(int=0)
 MAX_IDS: Final = 1_000  # of one request
-# Where commits were missed, tokens of this span are compared again.
+# Where commits were missed, tokens of this duration are compared again.
 LOOK_BACK_US: Final = 10 * MINUTE
 LOOK_BACK_PAGES: Final = 200
-# After a failover commits are compared again: of the first span, and of the next one
-# where the first has no branch from before what was lost.
+# After a failover commits are compared again: of the first duration, and of the next
+# one where the first has no branch from before what was lost.
 REVIEWED_US: Final = (LOOK_BACK_US, HOUR)
 MAX_PENDING: Final = 100_000  # branches of one home whose end is unknown yet
 log = get_logger()
@@ -152,10 +152,10 @@ class CommitAudit:
     def _review(self, home: HomeBroker, position: AuditPosition) -> Iterator[Finding]:
         """Yield branches that were lost after they had been compared."""
         self._kept.clear()
-        for span in REVIEWED_US:
+        for duration in REVIEWED_US:
             if position.parted <= self._kept:
                 break
-            start = first_token_at(time.time_ns() // 1_000 - span)
+            start = first_token_at(time.time_ns() // 1_000 - duration)
             self._reported |= self._found
             for rows in home.list_committed(max(start, self._since or FIRST_TOKEN)):
                 yield from self._find_rolled_back(_branches_of(rows), position.pending)

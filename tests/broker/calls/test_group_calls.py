@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from tests.broker.calls.test_letter_calls import Office
-from txmq.broker.calls import consumers
+from txmq.broker.calls import groups
 from txmq.cli.group_view import readable_group
 from txmq.model.message import Message
 from txmq.wire.data_requests import Fetch, Opcode, pack_fetch
@@ -37,14 +37,14 @@ def ordered(monkeypatch: Any = None) -> tuple[Office, dict[str, Any]]:
             **group,
         )
     if monkeypatch is not None:
-        monkeypatch.setattr(consumers, "KEYS_READ_BYTES", 0)
+        monkeypatch.setattr(groups, "KEYS_READ_BYTES", 0)
     return office, office.broker.ask("group.show", group="o")
 
 
 def test_fences_have_the_keys_of_their_messages() -> None:
     _office, shown = ordered()
     assert [fence["key"] for fence in shown["fence_list"]] == [HOSTILE, "b"]
-    [first, second] = readable_group(shown)["fence_list"]
+    [first, second] = readable_group(shown)["fences"]
     assert (first["key"], second["key"]) == (HOSTILE, "b")
     assert "key_hash" not in first
 
@@ -52,7 +52,7 @@ def test_fences_have_the_keys_of_their_messages() -> None:
 def test_messages_are_read_for_keys_up_to_a_bound(monkeypatch: Any) -> None:
     _office, shown = ordered(monkeypatch)
     assert [fence["key"] for fence in shown["fence_list"]] == [None, None]
-    assert "key_hash" in readable_group(shown)["fence_list"][0]
+    assert "key_hash" in readable_group(shown)["fences"][0]
 
 
 def test_the_window_of_a_partition_has_two_numbers_and_a_word() -> None:

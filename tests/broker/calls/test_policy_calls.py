@@ -173,16 +173,16 @@ def test_letters_that_wait_fill_no_bounded_plans_of_a_policy(desk: PolicyDesk) -
 
 
 def test_a_search_that_fails_is_repeated(desk: PolicyDesk, monkeypatch: pytest.MonkeyPatch) -> None:
-    step = SelectedLetters.step
+    places = SelectedLetters.places
     failed: list[object] = []
 
-    def fail_once(self: SelectedLetters, **args: Any) -> Any:
+    def fail_once(self: SelectedLetters) -> Any:
         if len(failed) < 2:
             failed.append(self)
             raise OSError("the disk is away")
-        return step(self, **args)
+        return places(self)
 
-    monkeypatch.setattr(SelectedLetters, "step", fail_once)
+    monkeypatch.setattr(SelectedLetters, "places", fail_once)
     desk.policy(after_s=1)
     desk.broker.pass_time(20)
     desk.broker.pass_time(20)

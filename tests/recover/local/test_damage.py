@@ -15,7 +15,7 @@ from tests.recover.local.model import FOREVER
 from tests.recover.local.stores import FAILURE, acked, message, offsets, open_store, place, stored
 from txmq.client.protocol.consumer.store_jobs import damage_alarm
 from txmq.errors import StoreClosed, StoreError
-from txmq.recover.local import LocalStore, State
+from txmq.recover.local import LocalStore, State, scan
 from txmq.recover.local.rows import Row
 
 BODY = 3_000
@@ -239,3 +239,64 @@ def test_a_checksum_that_is_not_compared_is_found(
     monkeypatch.setattr(Row, "sound", True)
     with pytest.raises(AssertionError):
         test_a_damaged_row_is_given_back_when_it_is_read(tmp_path)
+
+
+def keyed(tmp_path: Path) -> Path:
+    """Return the database of a closed store: 1 and 2 of a key, 3 and 4 of their own."""
+    store, _ = open_store(tmp_path)
+    keys = {1: "first", 2: "first", 3: "third", 4: "fourth"}
+    store.put([(message(n, key, body=body(n)), n, FAILURE) for n, key in keys.items()])
+    store.close()
+    return Path(store.path, "store.db")
+
+
+BYTES = {  # of the first message
+    "its key": ("message", "key = CAST(x'66ff' AS TEXT)"),
+    "its failure": ("message", "failure = '[\"'"),
+    "its tag": ("content", "tag = CAST(x'74ff' AS TEXT)"),
+    "its headers": ("content", "headers = '{'"),
+    "its id": ("content", "message_id = x'00'"),
+}
+
+
+@pytest.mark.parametrize("damage", BYTES)
+def test_a_damaged_text_is_given_back_and_what_follows_goes_on(tmp_path: Path, damage: str) -> None:
+    table, change = BYTES[damage]
+    file = keyed(tmp_path)
+    with closing(sqlite3.connect(file)) as database:
+        database.execute(f"UPDATE {table} SET {change} WHERE id = 1")
+        database.commit()
+    assert [one.message is None for one in scan(str(file.parent))] == [True, False, False, False]
+    store, report = open_store(tmp_path)
+    assert report.findings() == []
+    assert set(offsets(store.due(FOREVER, 100))) - {2} == {3, 4}
+    assert [e.place for e in store.untold(99) if e.state is State.RETURNED] == [place(1)]
+    store.forget([place(1)])
+    store.release(place(2))
+    assert offsets(store.due(FOREVER, 100)) == [2]
+    store.close()
+
+
+def test_a_message_with_damage_is_quarantined(tmp_path: Path) -> None:
+    with closing(sqlite3.connect(keyed(tmp_path))) as database:
+        database.execute("UPDATE message SET failure = '[\"' WHERE id = 3")
+        database.commit()
+    store, _ = open_store(tmp_path)
+    assert store.quarantine([place(3)], "unknown") == 1
+    store.close()
+
+
+def test_what_is_left_of_lost_rows_is_in_nobodys_way(tmp_path: Path) -> None:
+    file = keyed(tmp_path)
+    with closing(sqlite3.connect(file)) as database:
+        query = "SELECT rootpage FROM sqlite_master WHERE name = 'message'"
+        [page] = database.execute(query).fetchone()
+    data = bytearray(file.read_bytes())
+    data[(page - 1) * 8192 : page * 8192] = b"\xff" * 8192
+    file.write_bytes(data)
+    store, report = open_store(tmp_path)
+    assert report.damage
+    assert store.entries(None, 9) == []
+    store.put([stored(400)])
+    assert offsets(store.due(FOREVER, 9)) == [400]
+    store.close()

@@ -29,8 +29,8 @@ def test_the_tables_have_not_changed(form: Form, golden: str, tmp_path: Path) ->
 
 
 def test_a_checksum_has_not_changed() -> None:
-    assert checksum("orders", 3, None, b"\xff") == 628_992_153
-    assert checksum("key", 1, '["a"]') == 3_718_088_255
+    assert checksum("orders", 3, None, b"\xff") == 3_096_732_110
+    assert checksum("key", 1, '["a"]') == 947_557_149
 
 
 def test_the_file_is_opened_by_any_tool(tmp_path: Path) -> None:

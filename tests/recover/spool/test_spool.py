@@ -303,6 +303,39 @@ def test_damage_is_put_aside_with_a_report_and_the_rest_comes() -> None:
     assert file.exists(), "what is damaged stays"
 
 
+@pytest.mark.parametrize(
+    "damage",
+    [
+        "UPDATE batch SET topic = CAST(x'74ff' AS TEXT) WHERE id = 2",
+        "UPDATE refused SET topic = CAST(x'74ff' AS TEXT)",
+        "UPDATE refused SET text = CAST(x'74ff' AS TEXT), outcome = CAST(x'74ff' AS TEXT)",
+        "UPDATE renewed SET session = CAST(x'74ff' AS TEXT)",
+        "UPDATE renewed SET sequence = 99",
+        "UPDATE renewed SET times = 'twice'",
+    ],
+)
+def test_a_damaged_text_leaves_the_rest_to_be_sent(damage: str) -> None:
+    disk = new_disk()
+    spool = new_spool(disk)
+    store(spool, *(batch(number, b"%d" % number) for number in range(5)))
+    spool.refuse(waiting(spool)[3], REFUSAL)
+    spool.renew(waiting(spool)[3])
+    spool.abandon()
+    [file] = disk.root.glob("*/spool.db")
+    with closing(sqlite3.connect(file)) as database:
+        database.execute(damage)
+        database.commit()
+    [(_path, found, report, error)] = taken(disk)
+    assert error is None
+    assert found is not None
+    sent = [b"0", b"2", b"4"] if "batch" in damage else [b"0", b"1", b"2", b"4"]
+    assert set(sent) <= set(bodies(waiting(found)))
+    assert report.lost == ("topic" in damage)
+    assert [one.problem for one in spools_below(str(disk.root))] == [""]
+    assert len(list(scan(str(disk.root)))) >= 4
+    found.abandon()
+
+
 @pytest.mark.parametrize("part", [0.2, 0.5, 0.9])
 def test_of_a_damaged_file_the_other_batches_come_in_order(part: float) -> None:
     disk = new_disk()
@@ -391,6 +424,19 @@ def test_files_are_private_and_links_are_not_followed(tmp_path: Path) -> None:
     (tmp_path / "other" / ("0" * 32)).symlink_to(spool.path)
     assert SpoolDirectory(str(tmp_path / "other")).open_orphans(1) == []
     assert spools_below(str(tmp_path / "other")) == []
+
+
+def test_a_pipe_in_place_of_the_lock_is_refused_and_not_waited_for() -> None:
+    disk = new_disk()
+    spool = new_spool(disk)
+    store(spool, batch(0, b"a"))
+    spool.abandon()
+    lock = Path(spool.path, "lock")
+    lock.unlink()
+    os.mkfifo(lock)
+    [(_path, found, _report, error)] = taken(disk)
+    assert found is None
+    assert "lock" in str(error)
 
 
 def test_topics_are_known_to_a_later_process_and_a_bad_file_is_no_harm(tmp_path: Path) -> None:

@@ -29,14 +29,14 @@ class Chart(NamedTuple):
 
 
 class NamedChart(NamedTuple):
-    """A chart with its title, of the last `span_us`; `unit` says how its values are
+    """A chart with its title, of the last `duration_us`; `unit` says how its values are
     shown.
     """
 
     title: str
     unit: str
     chart: Chart
-    span_us: int
+    duration_us: int
 
 
 def chart(values: Sequence[Value]) -> Chart:
@@ -90,8 +90,8 @@ async def charts(
     found: list[NamedChart] = []
     for name, title, unit in wanted:
         values = since_known(reply["series"].get(name, ()))
-        span_us = len(values) * reply["step_s"] * SECOND
-        found.append(NamedChart(title, unit, chart(values), span_us))
+        duration_us = len(values) * reply["step_s"] * SECOND
+        found.append(NamedChart(title, unit, chart(values), duration_us))
     return found
 
 

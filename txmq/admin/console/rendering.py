@@ -27,8 +27,8 @@ TURN_S = 0.002  # of rendering, in one turn of the reactor
 MACROS = {"ui.html", "actions.html"}  # in all templates, by these names
 MAX_BYTES = 4 << 20  # of one page
 UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
-# seconds below which a span of time is given in a unit, and the seconds of the unit
-SPANS = ((120, 1, "s"), (7_200, 60, "min"), (172_800, 3_600, "h"), (inf, 86_400, "d"))
+# seconds below which a duration is given in a unit, and the seconds of the unit
+DURATIONS = ((120, 1, "s"), (7_200, 60, "min"), (172_800, 3_600, "h"), (inf, 86_400, "d"))
 # C0 and C1 without line breaks and tabs, marks of direction, signs without width, and
 # halves of characters
 HIDDEN = (
@@ -76,7 +76,7 @@ def size(value: float) -> str:
     return f"{value:.1f} {UNITS[unit]}" if unit else f"{int(value)} B"
 
 
-def span_us(value: float) -> str:
+def duration_us(value: float) -> str:
     """Return a length of time in microseconds."""
     if value < 1_000:
         return f"{value:.0f} µs"
@@ -85,15 +85,15 @@ def span_us(value: float) -> str:
     seconds = value / SECOND
     if seconds < 10:
         return f"{seconds:.1f} s"
-    for below, unit, name in SPANS:
+    for below, unit, name in DURATIONS:
         if seconds < below:
             return f"{seconds // unit:,.0f} {name}"
     raise AssertionError
 
 
-def span_ms(value: float) -> str:
+def duration_ms(value: float) -> str:
     """Return a length of time in milliseconds."""
-    return span_us(value * 1_000)
+    return duration_us(value * 1_000)
 
 
 def instant(value: int) -> str:
@@ -142,7 +142,17 @@ class Templates:
         )
         self._environment.filters |= {
             each.__name__: each
-            for each in (exact, number, size, span_us, span_ms, instant, moment, gist, setting)
+            for each in (
+                exact,
+                number,
+                size,
+                duration_us,
+                duration_ms,
+                instant,
+                moment,
+                gist,
+                setting,
+            )
         }
 
         def ago(value: int | None) -> Markup:
@@ -151,7 +161,7 @@ class Templates:
                 return Markup("–")
             text = instant(value)
             return Markup('<time datetime="{}" title="{}">{} ago</time>').format(
-                text.replace(" UTC", "Z"), text, span_us(max(0, now() - value))
+                text.replace(" UTC", "Z"), text, duration_us(max(0, now() - value))
             )
 
         self._environment.filters["ago"] = ago

@@ -97,11 +97,11 @@ class GroupRedrives:
             return selected
         full = False
         while not (full or selected.scan.ended or selected.exhausted):
-            for found, fields in selected.step(bodies=None):
+            for found, damaged in selected.places():
                 topic_id, partition, offset = found.ref
                 letter = (self._state.topics_by_id[topic_id].name, partition, offset)
-                if "damaged" in fields:
-                    page.refused.append((*letter, fields["damaged"]))
+                if damaged:
+                    page.refused.append((*letter, damaged))
                 elif full := not self._add(page, letter, found.ref, found.row):
                     selected.scan.step_back()
                     break

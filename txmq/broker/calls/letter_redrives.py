@@ -138,11 +138,11 @@ class RedriveCalls:
             return selected
         full = False
         while not (full or selected.scan.ended or selected.exhausted):
-            for found, fields in selected.step(bodies=None):
+            for found, damaged in selected.places():
                 topic_id, partition, offset = found.ref
                 letter = (self._state.topics_by_id[topic_id].name, partition, offset)
-                if "damaged" in fields:
-                    copies.refused.append((*letter, fields["damaged"]))
+                if damaged:
+                    copies.refused.append((*letter, damaged))
                     continue
                 if full := not self._add(copies, letter, found.ref, found.row):
                     selected.scan.step_back()

@@ -85,20 +85,30 @@ class SelectedLetters:
         self._judges_messages = args.key is not None or args.header is not None
         self._read = self._messages = 0  # bytes, and their number
 
-    def step(self, *, bodies: bool | None) -> Iterator[tuple[FoundLetter, dict[str, Any]]]:
-        """Yield the letters that a bounded search finds, with the fields of a reply.
+    def shown(self, *, bodies: bool) -> Iterator[dict[str, Any]]:
+        """Yield the letters that a bounded search finds, as a reply has them.
 
-        `bodies` None: only the fields that the selection needs, in no special form. A
-        letter whose message is damaged is yielded in any case: it is unknown whether
-        the selection has it.
+        A letter whose message is damaged is among them in any case: it is unknown
+        whether the selection has it.
         """
+        for found in self._step():
+            fields = self._fields(found, bodies=bodies)
+            if self._may_have(fields):
+                yield fields
+
+    def places(self) -> Iterator[tuple[FoundLetter, str]]:
+        """Yield the letters that a bounded search finds, each with the damage of its
+        message. Messages are read only where the selection depends on them.
+        """
+        for found in self._step():
+            fields = self._fields(found, bodies=False) if self._judges_messages else {}
+            if self._may_have(fields):
+                yield found, fields.get("damaged", "")
+
+    def _step(self) -> Iterator[FoundLetter]:
         until = self._read + READ_PER_STEP
         for found in self.scan.step():
-            fields: dict[str, Any] = {}
-            if bodies is not None or self._judges_messages:
-                fields = self._fields(found, bodies=bool(bodies))
-            if "damaged" in fields or not self._judges_messages or self._has(fields):
-                yield found, fields
+            yield found
             if self._read >= until:
                 return
 
@@ -120,6 +130,9 @@ class SelectedLetters:
         self._read += view.length
         self._messages += 1
         return self._calls.fields_of(view, bodies=bodies)
+
+    def _may_have(self, fields: dict[str, Any]) -> bool:
+        return not self._judges_messages or "damaged" in fields or self._has(fields)
 
     def _has(self, fields: dict[str, Any]) -> bool:
         args = self.args
@@ -190,7 +203,7 @@ class DeadLetterCalls:
         shown: list[dict[str, Any]] = []
         size, full = 0, False
         while not (full or selected.scan.ended or selected.exhausted):
-            for _found, fields in selected.step(bodies=args.bodies):
+            for fields in selected.shown(bodies=args.bodies):
                 size += message_view.weight_of(fields)
                 if shown and size > message_view.PAGE_BYTES:
                     selected.scan.step_back()
@@ -395,14 +408,14 @@ class DeadLetterCalls:
         places: list[core.TopicOffset] = []
         damage: list[tuple[str, int, int, str]] = []
         while not (selected.scan.ended or selected.exhausted or len(places) == most):
-            for found, fields in selected.step(bodies=None):
+            for found, damaged in selected.places():
                 topic_id, partition, offset = found.ref
                 topic = self.state.topics_by_id[topic_id]
                 place = (topic.name, partition, offset)
                 if topic.deleted:
                     continue
-                if "damaged" in fields:
-                    damage.append((*place, fields["damaged"]))
+                if damaged:
+                    damage.append((*place, damaged))
                 else:
                     places.append(place)
                 if len(places) == most:

@@ -99,7 +99,7 @@ class Engine:
         self._quick_s, self._mean_write_s = quick_s, 0.0
         self.budget = DiskBudget(limits.UNFLUSHED)
         self._senders_wait = False  # for the disk: an asynchronous flush is brought forward
-        self._waited_for = 0  # bytes of the last write, if replies waited that it did not bring
+        self._missed_write = 0  # bytes of the last write, where pending replies came too late
         self._pending: deque[_PendingReply] = deque()  # on a sync
         self._pending_write: list[_PendingReply] = []  # early replies: on a write alone
         self._in_write: list[_PendingReply] = []  # early replies of the write under way
@@ -266,7 +266,7 @@ class Engine:
         two writes, replies that are pending have waited for the last one already.
         """
         unflushed = self.store.end - self.store.durable
-        return unflushed if self._writing else unflushed + self._waited_for
+        return unflushed if self._writing else unflushed + self._missed_write
 
     def seconds_for(self, size: int) -> float:
         """Return the seconds in which the disk takes what is unflushed and `size`
@@ -384,7 +384,7 @@ class Engine:
     def _write_and_sync(self, flush: Flush | None) -> None:
         self._schedule.sync_began()
         self._senders_wait = False
-        self._waited_for = 0
+        self._missed_write = 0
         early = self._take_early_replies()
         if flush is not None and not early and self._writes_inline(flush):
             if self._write(flush):
@@ -431,7 +431,7 @@ class Engine:
     def _flushed(self, flush: Flush | None, early: list[_PendingReply]) -> None:
         before = self.store.durable
         durable = self.store.settle() if flush is None else self.store.complete(flush)
-        self._waited_for = durable - before if self.store.end > durable else 0
+        self._missed_write = durable - before if self.store.end > durable else 0
         for listener in self.before_replies:
             self._call(listener)
         self._deliver_all(early)

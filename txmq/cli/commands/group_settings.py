@@ -10,7 +10,7 @@ import typer
 from txmq.cli.command import CommandSession
 from txmq.cli.group_view import readable_group
 from txmq.cli.options import Group, Operator, Reason
-from txmq.cli.parsers import parse_named_limit, parse_span
+from txmq.cli.parsers import parse_duration, parse_named_limit
 from txmq.errors import ConfigError
 from txmq.model.retry import MAX_STEPS, RetryPolicy
 
@@ -103,8 +103,8 @@ def alter(  # noqa: PLR0913  # its options
     lease: Annotated[
         float | None,
         typer.Option(
-            parser=parse_span,
-            metavar="SPAN",
+            parser=parse_duration,
+            metavar="DURATION",
             help="Time for which a delivered message is its member's alone, as 60s; 1s to 12h.",
         ),
     ] = None,
@@ -112,16 +112,16 @@ def alter(  # noqa: PLR0913  # its options
         float | None,
         typer.Option(
             "--session",
-            parser=parse_span,
-            metavar="SPAN",
+            parser=parse_duration,
+            metavar="DURATION",
             help="Time after which a silent member is lost, as 30s; 1s to 1h.",
         ),
     ] = None,
     consume_timeout: Annotated[
         float | None,
         typer.Option(
-            parser=parse_span,
-            metavar="SPAN",
+            parser=parse_duration,
+            metavar="DURATION",
             help="Time for which a handler may hold one message, as 15m; at most 7d.",
         ),
     ] = None,

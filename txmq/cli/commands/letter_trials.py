@@ -11,7 +11,7 @@ from txmq.cli.command import CommandSession
 from txmq.cli.commands.letter_edits import Letter
 from txmq.cli.options import Group, Operator, Reason
 from txmq.cli.output import FAILED
-from txmq.cli.parsers import parse_name, parse_span
+from txmq.cli.parsers import parse_duration, parse_name
 from txmq.client.protocol.letter_changes import NO_ANSWER, TRIAL_POLL_S
 
 Member = Annotated[
@@ -20,7 +20,9 @@ Member = Annotated[
 ]
 TrialTimeout = Annotated[
     float,
-    typer.Option(parser=parse_span, metavar="SPAN", help="Time to wait for the outcome, as 30s."),
+    typer.Option(
+        parser=parse_duration, metavar="DURATION", help="Time to wait for the outcome, as 30s."
+    ),
 ]
 
 

@@ -11,7 +11,7 @@ import typer
 from txmq.cli.command import CommandSession, broker_command
 from txmq.cli.letter_selection import AllLetters, Letters, Saved, Where, chosen_letters
 from txmq.cli.options import Group, NextPage, Operator, Reason, Yes
-from txmq.cli.parsers import MessagePlace, parse_name, parse_place, parse_span
+from txmq.cli.parsers import MessagePlace, parse_duration, parse_name, parse_place
 from txmq.cli.plan_options import Canary, InFlight, Most, Rate, StopAfter, StopShare
 from txmq.cli.replay_plans import (
     count_applied,
@@ -64,7 +64,9 @@ def create(  # noqa: PLR0913  # its options
     ramp: Annotated[
         float,
         typer.Option(
-            parser=parse_span, metavar="SPAN", help="Time until the rate is reached, as 60s or 5m."
+            parser=parse_duration,
+            metavar="DURATION",
+            help="Time until the rate is reached, as 60s or 5m.",
         ),
     ] = "60s",  # type: ignore[assignment]  # parsed
     canary: Canary = 0,

@@ -9,7 +9,7 @@ import typer
 from txmq.cli.command import CommandSession, broker_command
 from txmq.cli.letter_selection import Saved, Where, selection_args
 from txmq.cli.options import Group, Operator, Reason
-from txmq.cli.parsers import parse_span
+from txmq.cli.parsers import parse_duration
 from txmq.cli.plan_options import Canary, InFlight, Most, Rate, StopAfter, StopShare
 from txmq.model.letter_filter import format_filter
 
@@ -31,8 +31,8 @@ def set_(  # noqa: PLR0913  # its options
     after: Annotated[
         float | None,
         typer.Option(
-            parser=parse_span,
-            metavar="SPAN",
+            parser=parse_duration,
+            metavar="DURATION",
             help="Replay letters that have been dead so long, as 1h.",
         ),
     ] = None,
@@ -56,7 +56,7 @@ def set_(  # noqa: PLR0913  # its options
 ) -> None:
     """Set the replay policy of a group. Its plans are those of `txmq plan`."""
     if after is None and not on_version:
-        raise typer.BadParameter("say when: use --after SPAN, --on-version, or both")
+        raise typer.BadParameter("say when: use --after DURATION, --on-version, or both")
     settings = {
         "rate": rate, "canary": canary, "stop_share": stop_share, "stop_after": stop_after,
         "in_flight": in_flight, "most": most,

@@ -30,7 +30,7 @@ from txmq.cli.local_recovery import (
 )
 from txmq.cli.options import DEFAULT_BROKER, Bodies, BrokerUrl, Operator, Reason, Yes
 from txmq.cli.output import FAILED, Output, format_time
-from txmq.cli.parsers import MessagePlace, parse_place, parse_span, parse_store_id
+from txmq.cli.parsers import MessagePlace, parse_duration, parse_place, parse_store_id
 from txmq.errors import Conflict, ForeignStore, StoreError
 from txmq.model.tracebacks import last_line
 
@@ -144,7 +144,9 @@ def retry(  # noqa: PLR0913  # its options
     wait: Annotated[
         float,
         typer.Option(
-            parser=parse_span, metavar="SPAN", help="Time to wait until spools are drained, as 60s."
+            parser=parse_duration,
+            metavar="DURATION",
+            help="Time to wait until spools are drained, as 60s.",
         ),
     ] = "60s",  # type: ignore[assignment]  # parsed
     refused: Annotated[

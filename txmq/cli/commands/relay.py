@@ -12,7 +12,7 @@ from txmq.cli.command import local_command
 from txmq.cli.database import Dsn, open_database
 from txmq.cli.options import Yes
 from txmq.cli.output import FAILED, Output
-from txmq.cli.parsers import parse_span
+from txmq.cli.parsers import parse_duration
 from txmq.cli.stop import stop_on_signals
 from txmq.errors import ConfigError
 from txmq.model.units import MIB
@@ -75,7 +75,9 @@ Retained = Annotated[
 Lag = Annotated[
     float,
     typer.Option(
-        parser=parse_span, metavar="SPAN", help="Raise an alarm if the reader lags by more, as 60s."
+        parser=parse_duration,
+        metavar="DURATION",
+        help="Raise an alarm if the reader lags by more, as 60s.",
     ),
 ]
 

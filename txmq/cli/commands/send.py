@@ -40,7 +40,7 @@ Delay = Annotated[
     float | None,
     typer.Option(
         parser=parse_delay,
-        metavar="SPAN",
+        metavar="DURATION",
         help="Delay of delivery: 90, 90s, 15m, 2h, 3d, level:5.",
     ),
 ]

@@ -70,6 +70,8 @@ class Client(TypedTopicCalls, AwaitedMessageCalls, AioCloseable):
     LocalProtocolError.
     """
 
+    _core: AioCore
+
     def __init__(self, core: AioCore) -> None:
         self._core = core
         self._checkers = Checkers(core)
@@ -254,7 +256,7 @@ class Client(TypedTopicCalls, AwaitedMessageCalls, AioCloseable):
     ) -> Consumer:
         """Join a consumer group and return its new member.
 
-        `txmq.client.protocol.consumer.settings.ConsumerOptions` describes the options.
+        `txmq.ConsumerOptions` describes the options.
         """
         consumer = await join_group(
             Consumer, [self._core], group, topics, self._core.settings.timeout, **options

@@ -10,6 +10,7 @@ from txmq.client.protocol.sender.batches import StoredBatch
 from txmq.client.protocol.sender.rows import Fields
 from txmq.client.protocol.typed.bodies import TopicOptions
 from txmq.client.protocol.typed.topic import Topic, TopicClient
+from txmq.model.durations import Duration
 from txmq.model.message import Receipt
 
 M = TypeVar("M")
@@ -21,7 +22,7 @@ class AioTopicClient(
     TopicClient[Work[Receipt], Work[list[Receipt]], Work[list[StoredBatch]], Work[dict[str, Any]]],
     Protocol,
 ):
-    """A client on asyncio."""
+    """A client on asyncio. Pyright wants its parameters all."""
 
     async def send_async(
         self,
@@ -29,6 +30,7 @@ class AioTopicClient(
         body: bytes,
         *,
         partition: int | None = None,
+        timeout: Duration | None = None,  # noqa: ASYNC109  # as of the other faces
         **fields: Unpack[Fields],
     ) -> Future[Receipt]: ...
 
@@ -48,10 +50,8 @@ class TypedTopic(
         """Send a value and return the future of its receipt, as `client.send_async`
         does. Raises BodyMismatch.
         """
-        message = self.message(value, **fields)
-        if message.headers is not None:
-            fields["headers"] = message.headers
-        return await self._client.send_async(self.name, message.body, partition=partition, **fields)
+        body, fields = self.prepared(value, fields)
+        return await self._client.send_async(self.name, body, partition=partition, **fields)
 
 
 class TypedTopicCalls:

@@ -200,7 +200,7 @@ class Client(BlockingProducer, BlockingMessageCalls, TypedTopicCalls):
     def consumer(self, group: str, topics: Topics, **options: Unpack[ConsumerOptions]) -> Consumer:
         """Join a consumer group and return its new member.
 
-        `txmq.client.protocol.consumer.settings.ConsumerOptions` describes the options.
+        `txmq.ConsumerOptions` describes the options.
         Raises UnknownTopic, GroupMismatch where the group exists with other settings,
         and LocalProtocolError for invalid options.
         """
@@ -266,7 +266,7 @@ class Client(BlockingProducer, BlockingMessageCalls, TypedTopicCalls):
         With a psycopg2 `connection` they take effect together with the rows written on
         it; the block commits it. With the name of a registered `checker` they do so
         together with other local work: see HalfTransaction. With neither, the broker
-        decides alone. `txmq.client.protocol.transaction.options.TransactionOptions`
+        decides alone. `txmq.TransactionOptions`
         describes the options.
         """
         return begin(self._core, connection, checker, options)
@@ -291,7 +291,7 @@ class Client(BlockingProducer, BlockingMessageCalls, TypedTopicCalls):
         The rows on all psycopg2 connections, the sends and the acks take effect
         together. The block commits the connections, which may lead to different
         servers. For one database `transaction(connection)` is cheaper.
-        `txmq.client.protocol.transaction.options.XaOptions` describes the options.
+        `txmq.XaOptions` describes the options.
         """
         return begin_xa(self._core, connections, options)
 

@@ -45,7 +45,7 @@ def connect(
 
     The client connects when it is first used. `service` names what this process is part
     of; checkers are registered and transactions listed under this name.
-    `txmq.client.protocol.settings.Options` describes the options. Raises ConfigError.
+    `txmq.Options` describes the options. Raises ConfigError.
     """
     settings = ClientSettings.of(service, **options).at(url)
     if not isinstance(url, str):

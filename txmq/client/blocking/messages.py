@@ -6,7 +6,6 @@ from uuid import UUID
 
 from txmq.client.blocking.plans import ReplayPlan
 from txmq.client.blocking.transaction.jobs import Job
-from txmq.client.protocol.awaited.letter_calls import JobClient
 from txmq.client.protocol.awaited.messages import AwaitedMessageCalls as Calls
 from txmq.client.protocol.awaited.plans import ReplayPlan as Plan
 from txmq.faces import blocking, iterating
@@ -15,7 +14,7 @@ from txmq.faces import blocking, iterating
 class BlockingMessageCalls:
     """The part of the blocking client for single messages and letters."""
 
-    _stated: JobClient
+    _stated: Calls
 
     recall = blocking(Calls.recall)
     find = iterating(Calls.find)

@@ -9,6 +9,7 @@ from txmq.client.protocol.sender.batches import StoredBatch
 from txmq.client.protocol.sender.rows import Fields
 from txmq.client.protocol.typed.bodies import TopicOptions
 from txmq.client.protocol.typed.topic import Topic, TopicClient
+from txmq.model.durations import Duration
 from txmq.model.message import Receipt
 
 M = TypeVar("M")
@@ -17,7 +18,17 @@ M = TypeVar("M")
 class BlockingTopicClient(
     TopicClient[Receipt, list[Receipt], list[StoredBatch], dict[str, Any]], Protocol
 ):
-    """A blocking client."""
+    """A blocking client. Pyright wants its parameters all."""
+
+    def send(
+        self,
+        topic: str,
+        body: bytes,
+        *,
+        partition: int | None = None,
+        timeout: Duration | None = None,
+        **fields: Unpack[Fields],
+    ) -> Receipt: ...
 
     def send_async(
         self,
@@ -25,6 +36,7 @@ class BlockingTopicClient(
         body: bytes,
         *,
         partition: int | None = None,
+        timeout: Duration | None = None,
         **fields: Unpack[Fields],
     ) -> Future[Receipt]: ...
 
@@ -40,10 +52,8 @@ class TypedTopic(Topic[M, Receipt, list[Receipt], list[StoredBatch], dict[str, A
         """Send a value without waiting, as `client.send_async` does. Raises
         BodyMismatch.
         """
-        message = self.message(value, **fields)
-        if message.headers is not None:
-            fields["headers"] = message.headers
-        return self._client.send_async(self.name, message.body, partition=partition, **fields)
+        body, fields = self.prepared(value, fields)
+        return self._client.send_async(self.name, body, partition=partition, **fields)
 
 
 class TypedTopicCalls:

@@ -27,7 +27,7 @@ MAX_TIMEOUT_S = 86_400.0
 CLOSE_S = 10.0  # the default time-out of `close`
 EXIT_S = 5.0  # for the sends of a process that ends without `close`
 CODECS = {"zstd": Codec.ZSTD, "lz4": Codec.LZ4}
-OPTIONS_HINT = "see txmq.client.protocol.settings.Options"
+OPTIONS_HINT = "see txmq.Options"
 
 
 class Options(TypedDict, total=False):

@@ -8,7 +8,7 @@ from txmq.core.events.base import event
 
 
 class Delay(NamedTuple):
-    """The delay of a message in a bundle; `carried` is the time or span of its
+    """The delay of a message in a bundle; `carried` is the time or duration of its
     delivery as the sender wrote it.
     """
 

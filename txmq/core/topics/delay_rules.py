@@ -28,7 +28,7 @@ from txmq.core.topics import delayed, key_order, lost_batches, producer_owners
 from txmq.core.topics.delayed import DelayedMessage
 from txmq.errors import BadRequest, MessageTooLarge, RecallTooLate
 from txmq.model import limits
-from txmq.model.message import message_id, resolve_time, span_of
+from txmq.model.message import duration_of, message_id, resolve_time
 from txmq.model.topic_partition import TopicPartition
 from txmq.model.units import DAY
 from txmq.store import tables as t
@@ -93,9 +93,9 @@ def delayed_batch(
     singles = split(batch, header)
     for single in singles:
         due = max(now, resolve_time(single.deliver_at, now))
-        span = span_of(single.deliver_at)
+        duration = duration_of(single.deliver_at)
         length = len(single.data)
-        rows.append(DelayedRow(start, length, due, single.tag_bits, single.key_hash, span))
+        rows.append(DelayedRow(start, length, due, single.tag_bits, single.key_hash, duration))
         start += len(single.data)
     ids = (header.producer_id, header.epoch, header.sequence)
     event = BatchDelayed(topic.topic_id, partition, header.count, *ids, tuple(rows))
@@ -176,11 +176,11 @@ def decide_forget(state: State, command: ForgetRecalls, now: int) -> Outcome:
 
 def apply_delayed(state: State, event: BatchDelayed, context: RecordContext) -> None:
     for number, row in enumerate(event.rows, event.sequence):
-        start, length, due, tag_filter, key_hash, span = DelayedRow(*row)
+        start, length, due, tag_filter, key_hash, duration = DelayedRow(*row)
         message = DelayedMessage(
             *(event.topic_id, event.partition, length, tag_filter, key_hash),
             *(event.producer, number),
-            span=span,
+            duration=duration,
         )
         delayed.put(state, due, context.attachment_position + start, message)
 

@@ -26,8 +26,8 @@ class DelayedMessage(NamedTuple):
     first).
 
     The message's id is `producer` (the producer id, or the token) and `sequence`.
-    `moved_to` is the position of its latest copy; 0 = it was never copied. `span` is
-    the wait that the sender asked for; 0 = the sender gave a time.
+    `moved_to` is the position of its latest copy; 0 = it was never copied. `duration`
+    is the wait that the sender asked for; 0 = the sender gave a time.
     """
 
     topic_id: int
@@ -38,7 +38,7 @@ class DelayedMessage(NamedTuple):
     producer: bytes
     sequence: int
     moved_to: int = 0
-    span: int = 0
+    duration: int = 0
 
 
 class ScheduledMessage(NamedTuple):
@@ -75,11 +75,11 @@ def remove(state: State, due: int, position: int) -> DelayedMessage:
 
 
 def set_back(state: State, back: int, now: int) -> None:
-    """Apply: the time is `now`, and was later by `back`. Spans that began in between
-    end as much earlier; times that senders gave stay.
+    """Apply: the time is `now`, and was later by `back`. Durations that began in
+    between end as much earlier; times that senders gave stay.
     """
     for due, position, message in list(scan(state, now + 1)):
-        if message.span and due - message.span > now:
+        if message.duration and due - message.duration > now:
             remove(state, due, position)
             put(state, max(due - back, now), position, message._replace(moved_to=0))
             if message.moved_to:

@@ -18,7 +18,7 @@ from txmq.core.events.transactions import Released
 from txmq.core.state import log_pins, visibility
 from txmq.core.topics import delayed, lost_batches
 from txmq.core.topics.delayed import DelayedMessage
-from txmq.model.message import resolve_time, span_of
+from txmq.model.message import duration_of, resolve_time
 from txmq.model.topic_partition import TopicPartition
 from txmq.store import tables as t
 
@@ -331,7 +331,7 @@ def delay_message(
 ) -> None:
     """Apply: let a message of a transaction that is published now wait for its time.
 
-    A delay given as a span counts from now on.
+    A delay given as a duration counts from now on.
     """
     carried, sequence, key_hash = delay
     due = max(context.stored_at, resolve_time(carried, context.stored_at))
@@ -342,7 +342,7 @@ def delay_message(
         batch.position,
         DelayedMessage(
             *(*tp, batch.length, batch.tag_filter, key_hash, token, sequence),
-            span=span_of(carried),
+            duration=duration_of(carried),
         ),
     )
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import sqlite3
 from bisect import bisect_right, insort
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from hashlib import blake2b
 from typing import Any, NamedTuple
 from uuid import UUID
@@ -42,13 +42,12 @@ CREATE TABLE batch ({_BATCH}
     split INTEGER NOT NULL         -- 1: it is sent row by row
 );
 CREATE TABLE refused ({_BATCH}
-    session TEXT NOT NULL, sequence INTEGER NOT NULL, count INTEGER NOT NULL,
     error TEXT NOT NULL, text TEXT NOT NULL, at INTEGER NOT NULL, outcome TEXT NOT NULL
 );
-CREATE UNIQUE INDEX by_messages ON refused (session, sequence, count);
 CREATE TABLE renewed (
     id INTEGER PRIMARY KEY,
-    session TEXT NOT NULL, sequence INTEGER NOT NULL, times INTEGER NOT NULL
+    session TEXT NOT NULL, sequence INTEGER NOT NULL, times INTEGER NOT NULL,
+    sum INTEGER NOT NULL           -- CRC32C of the columns from session to times
 );
 CREATE TABLE damaged (             -- as they were found
     id INTEGER PRIMARY KEY, {COLUMNS[4:]}, split
@@ -181,14 +180,11 @@ class SpooledBatch(NamedTuple):
 def batch_of(row: tuple[Any, ...]) -> SpooledBatch:
     """Return the batch in a row. Raises ValueError for a damaged one."""
     position, topic, partition, epoch, explicit, doubtful, stored_at, encoded, found = row
-    try:
-        if checksum(*row[1:8]) != found:
-            raise ValueError("checksum mismatch")
-        batch = SpooledBatch.of(
-            topic, partition, epoch, encoded, explicit=bool(explicit), doubtful=bool(doubtful)
-        )
-    except TypeError as error:  # damaged to other types
-        raise ValueError(str(error)) from error
+    if checksum(*row[1:8]) != found:
+        raise ValueError("checksum mismatch")
+    batch = SpooledBatch.of(
+        topic, partition, epoch, encoded, explicit=bool(explicit), doubtful=bool(doubtful)
+    )
     return batch._replace(position=position, stored_at=stored_at)
 
 
@@ -205,35 +201,41 @@ def waiting(connection: sqlite3.Connection) -> Iterator[SpooledBatch]:
     """Yield what waits, batch by batch, or row by row where one was split. Damaged
     batches are passed over, refused ones are left out.
     """
-    refused = set(refused_messages(connection))
+    refused = {batch.messages for batch, _ in refused_batches(connection)}
     query = f"SELECT {COLUMNS}, split FROM batch ORDER BY id"  # noqa: S608  # of ours
     for *row, split in connection.execute(query):
         if is_sound(tuple(row)):
-            batch = batch_of(tuple(row))
-            rows = batch.rows() if split else (batch,)
-            yield from (one for one in rows if one.messages not in refused)
+            yield from unsettled(batch_of(tuple(row)), refused, split=split)
 
 
-def refused_messages(connection: sqlite3.Connection) -> Iterator[Messages]:
-    for session, sequence, count in connection.execute(
-        "SELECT session, sequence, count FROM refused ORDER BY session, sequence"
-    ):
-        yield Messages(bytes.fromhex(session), sequence, count)
+def unsettled(
+    batch: SpooledBatch, refused: Container[Messages], *, split: bool
+) -> list[SpooledBatch]:
+    """Return what is to be sent of a batch: itself, or its rows where it was split."""
+    rows = batch.rows() if split else (batch,)
+    return [one for one in rows if one.messages not in refused]
 
 
 def refused_batches(connection: sqlite3.Connection) -> Iterator[tuple[SpooledBatch, Refusal]]:
-    """Yield the refused batches. Damaged ones are passed over."""
-    query = f"SELECT {COLUMNS}, error, text, at, outcome FROM refused"  # noqa: S608  # of ours
-    for row in connection.execute(f"{query} ORDER BY session, sequence"):
+    """Yield the refused batches, in their order. Damaged ones are passed over."""
+    query = f"SELECT {COLUMNS}, error, text, at, outcome FROM refused ORDER BY id"  # noqa: S608  # of ours
+    for row in connection.execute(query):
         if is_sound(row[:9]):
             yield batch_of(row[:9]), Refusal(*row[9:])
 
 
 class Renewals:
-    """The sessions that were renewed, by the sequences from which on."""
+    """The sessions that were renewed, by the sequences from which on.
 
-    def __init__(self) -> None:
+    One that is damaged is left out: the broker refuses again, and the same session is
+    derived.
+    """
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
         self._starts: dict[bytes, list[tuple[int, int]]] = {}
+        for *row, found in connection.execute("SELECT session, sequence, times, sum FROM renewed"):
+            if checksum(*row) == found:
+                self.add(bytes.fromhex(row[0]), *row[1:])
 
     def next_times(self, session: bytes, sequence: int) -> int:
         """Return how often a session will have been renewed at a sequence."""

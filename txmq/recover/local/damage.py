@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
-from urllib.parse import quote
 
 from txmq.errors import StoreError
 from txmq.recover.local.database import (
@@ -25,6 +24,7 @@ from txmq.recover.local.database import (
     DirectoryLock,
     Form,
     about,
+    connect,
     create,
     gone,
     is_begun_only,
@@ -184,7 +184,7 @@ def _mend(path: str, form: Form, new: Mapping[str, object]) -> str:
 
 def _rescue(moved: str, path: str, form: Form, new: Mapping[str, object]) -> None:
     """Make a database of the readable rows of another one."""
-    with closing(sqlite3.connect(f"file:{quote(moved)}?mode=ro", uri=True)) as damaged:
+    with closing(connect(moved, "mode=ro")) as damaged:
         says = dict(new)
         with suppress(sqlite3.Error):
             says |= about(damaged)

@@ -14,13 +14,13 @@ from __future__ import annotations
 
 import ctypes
 import fcntl
-import json
 import os
 import sqlite3
 import stat
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from threading import Condition, Lock
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -28,6 +28,7 @@ from urllib.parse import quote
 from weakref import WeakSet
 
 from google_crc32c import value as crc32c
+from msgpack import packb
 
 from txmq.crashpoints import crashpoint
 from txmq.errors import (
@@ -46,7 +47,6 @@ LOCK = "lock"
 DRAFT = ".new"
 PAGE = 8192
 CHECKPOINT_PAGES = 8_000  # of the write-ahead log, which then is written from its start
-CACHE_KIB = 32_000
 BUSY_S = 10.0  # that a commit waits for a reader which begins
 LOCK_TRIES, LOCK_PAUSE_S = 3, 0.02  # lists look at locks, for a moment
 FEW_PAGES = 1_000  # free ones that are not worth a rewrite of the file
@@ -70,13 +70,8 @@ class Damaged(Exception):
 
 
 def checksum(*fields: object) -> int:
-    """Return the checksum of a row's fields, which are integers, texts and None; a
-    body comes last.
-    """
-    body = fields[-1]
-    if not isinstance(body, bytes):
-        return int(crc32c(json.dumps(fields).encode()))
-    return int(crc32c(json.dumps(fields[:-1]).encode() + body))
+    """Return the checksum of a row's fields, whatever they are by now."""
+    return int(crc32c(packb(fields)))
 
 
 class DirectoryLock:
@@ -105,7 +100,9 @@ class DirectoryLock:
     def name_owner(self) -> None:
         """Write the lock file: from now on the database is missed if it is gone."""
         with os_errors("lock", self._path):
-            flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
+            flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+            # whatever lies there: nothing is followed, and nothing is waited for
+            flags |= os.O_NOFOLLOW | os.O_NONBLOCK
             fd = os.open(f"{self._path}/{LOCK}", flags, 0o600)
             try:
                 os.write(fd, b"%d\n" % os.getpid())
@@ -195,7 +192,7 @@ def create(
             left.unlink(missing_ok=True)
         draft.touch(mode=0o600, exist_ok=False)
     crashpoint("local_store.before_create")
-    with sql_errors(file), closing(_connect(str(draft), "mode=rw")) as connection:
+    with sql_errors(file), closing(connect(str(draft), "mode=rw")) as connection:
         connection.executescript(
             f"PRAGMA page_size={PAGE}; PRAGMA user_version={form.version};"
             f"BEGIN; {ABOUT} {form.schema}"
@@ -219,12 +216,11 @@ def open_connection(path: str, form: Form) -> sqlite3.Connection:
     file = f"{path}/{form.file}"
     _require_regular(file)
     with sql_errors(file):
-        connection = _connect(file, "mode=rw")
+        connection = connect(file, "mode=rw")
         try:
             connection.executescript(
                 f"PRAGMA journal_mode=WAL; PRAGMA wal_autocheckpoint={CHECKPOINT_PAGES};"
-                f"PRAGMA cache_size={-CACHE_KIB}; PRAGMA cell_size_check=ON;"
-                "PRAGMA synchronous=FULL;"
+                "PRAGMA cell_size_check=ON; PRAGMA synchronous=FULL;"
             )
             require_form(file, form, connection)
         except BaseException:
@@ -245,7 +241,7 @@ def read_only(path: str, form: Form) -> Iterator[sqlite3.Connection]:
     closed = not owner_pid(path) and not (log.exists() and log.stat().st_size)
     try:
         how = "mode=ro&immutable=1" if closed else "mode=ro"
-        with sql_errors(file), closing(_connect(file, how)) as connection:
+        with sql_errors(file), closing(connect(file, how)) as connection:
             require_form(file, form, connection)
             yield connection
     except Damaged as error:
@@ -284,14 +280,20 @@ def about(connection: sqlite3.Connection) -> dict[str, Any]:
     return dict(connection.execute("SELECT name, value FROM about"))
 
 
-def _connect(file: str, how: str) -> sqlite3.Connection:
-    return sqlite3.connect(
+def connect(file: str, how: str) -> sqlite3.Connection:
+    """Open a file as SQLite does, with parameters of its URI.
+
+    Texts that are no UTF-8 any more are read as well: their checksums tell.
+    """
+    connection = sqlite3.connect(
         f"file:{quote(file)}?{how}",
         uri=True,
         isolation_level=None,
         check_same_thread=False,
         timeout=BUSY_S,
     )
+    connection.text_factory = partial(str, encoding="utf-8", errors="replace")
+    return connection
 
 
 def _require_regular(file: str) -> None:

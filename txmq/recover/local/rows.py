@@ -110,13 +110,14 @@ class Row(NamedTuple):
 
     def entry(self, topic_id: int) -> Entry:
         """Return the row as users see it."""
+        sound = self.sound
         return Entry(
             Place(topic_id, self.partition, self.offset),
             self.key,
-            State(self.state) if self.state in _STATES else State.RETURNED,
+            State(self.state) if sound else State.RETURNED,
             self.attempt,
             self.due,
-            failure_of(self.failure),
+            failure_of(self.failure if sound else None),
             self.first_at,
             bool(self.told),
             self.generation,
@@ -157,9 +158,9 @@ def content_row(number: int, message: StoredMessage) -> tuple[Any, ...]:
 
 
 def message_of(connection: sqlite3.Connection, topic_id: int, row: Row) -> StoredMessage | None:
-    """Return the message of a row, None where its content is damaged or gone."""
+    """Return the message of a row, None where it is damaged, or its content gone."""
     found = connection.execute("SELECT * FROM content WHERE id = ?", (row.id,)).fetchone()
-    if found is None or found[-1] != _sum(found[:-1]):
+    if not row.sound or found is None or found[-1] != checksum(*found[:-1]):
         return None
     _, message_id, tag, headers, born_at, stored_at, body, _ = found
     return StoredMessage(
@@ -175,13 +176,6 @@ def message_of(connection: sqlite3.Connection, topic_id: int, row: Row) -> Store
         row.epoch,
         row.generation,
     )
-
-
-def _sum(fields: tuple[Any, ...]) -> int | None:
-    try:
-        return checksum(*fields)
-    except TypeError:  # damaged to other types
-        return None
 
 
 def identity_of(about: dict[str, Any]) -> StoreIdentity:

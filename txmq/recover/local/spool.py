@@ -28,11 +28,12 @@ from txmq.recover.local.batches import (
     identity_of,
     is_sound,
     refused_batches,
-    refused_messages,
     retried,
+    unsettled,
     waiting,
 )
 from txmq.recover.local.damage import Opened, open_database
+from txmq.recover.local.database import checksum
 
 if TYPE_CHECKING:
     from uuid import UUID
@@ -74,12 +75,13 @@ class Spool:
     def __init__(self, path: str, opened: Opened) -> None:
         self.path, self._database = path, opened.database
         self.identity = identity_of(path.rpartition("/")[2], opened.about)
-        self.renewals = Renewals()
         self._staged: list[tuple[object, ...]] = []
         self._lost = self._database.run(_move_damaged)
-        self._refused = set(self._database.read(lambda connection: [*refused_messages(connection)]))
-        self.drained = self.end = 1
-        self.waiting = self.size = 0
+        self.renewals = self._database.read(Renewals)
+        self._refused = {  # with their ids in the table
+            batch.messages: batch.position
+            for batch, _ in self._database.read(lambda c: [*refused_batches(c)])
+        }
         self._database.read(self._load)
         self._next = self.found_to = self.end  # those before are of earlier processes
 
@@ -103,10 +105,6 @@ class Spool:
         return spool, SpoolReport(opened.damage, opened.aside, spool._lost)
 
     def _load(self, connection: sqlite3.Connection) -> None:
-        for session, sequence, times in connection.execute(
-            "SELECT session, sequence, times FROM renewed"
-        ):
-            self.renewals.add(bytes.fromhex(session), sequence, times)
         ids = connection.execute("SELECT min(id), max(id) + 1 FROM batch").fetchone()
         self.drained, self.end = (ids[0] or 1, ids[1] or 1)
         self.size = _size(connection, self.end)
@@ -119,15 +117,16 @@ class Spool:
 
     def refusal_of(self, session: bytes, sequence: int) -> str | None:
         """Return the text of the refusal of a message, None without one."""
-        query = (
-            "SELECT error || ': ' || text FROM refused"
-            " WHERE session = ? AND sequence <= ? AND sequence + count > ?"
-        )
-        name = (session.hex(), sequence, sequence)
-        if not self._refused:
+        query = "SELECT error || ': ' || text FROM refused WHERE id = ?"
+        chosen = [
+            (number,)
+            for one, number in self._refused.items()
+            if one.session == session and one.sequence <= sequence < one.sequence + one.count
+        ]
+        if not chosen:
             return None
-        found = self._database.read(lambda c: c.execute(query, name).fetchone())
-        return None if found is None else str(found[0])
+        [text] = self._database.read(lambda c: c.execute(query, chosen[0]).fetchone())
+        return str(text)
 
     @property
     def oldest_at(self) -> int:
@@ -175,9 +174,7 @@ class Spool:
             except ValueError as error:
                 hint = "the next start sets it aside, and sends the others"
                 raise CorruptRecord(self.path, row[0], str(error), hint=hint) from error
-            rows = batch.rows() if split else (batch,)
-            unsettled = [one for one in rows if one.messages not in self._refused]
-            found.append(ToSend(unsettled, batch.end))
+            found.append(ToSend(unsettled(batch, self._refused, split=split), batch.end))
         return found
 
     def split(self, batch: SpooledBatch) -> None:
@@ -191,22 +188,23 @@ class Spool:
         """
         session, sequence = batch.session, batch.sequence
         times = self.renewals.next_times(session, sequence)
+        row = (session.hex(), sequence, times)
         self._execute(
-            "INSERT INTO renewed (session, sequence, times) VALUES (?, ?, ?)",
-            *(session.hex(), sequence, times),
+            "INSERT INTO renewed (session, sequence, times, sum) VALUES (?, ?, ?, ?)",
+            *(*row, checksum(*row)),
         )
         self.renewals.add(session, sequence, times)
 
     def refuse(self, batch: SpooledBatch, refusal: Refusal) -> None:
         """Put a batch aside; the rest of its session is sent without it."""
         crashpoint("spool.before_refuse")
-        row = batch.row(None, batch.stored_at)
-        name = (batch.session.hex(), batch.sequence, batch.count)
-        marks = ", ".join("?" * (len(row) + len(name) + len(refusal)))
-        statement = f"INSERT OR REPLACE INTO refused VALUES ({marks})"  # noqa: S608  # marks only
-        self._execute(statement, *row, *name, *refusal)
+        row = (*batch.row(None, batch.stored_at), *refusal)
+        marks = ", ".join("?" * len(row))
+        statement = f"INSERT INTO refused VALUES ({marks})"  # noqa: S608  # marks only
+        number = self._execute(statement, *row).lastrowid
         crashpoint("spool.after_refuse")
-        self._refused.add(batch.messages)
+        assert number is not None, "a row has an id"
+        self._refused[batch.messages] = number
 
     def refused_before(self, batch: SpooledBatch) -> bool:
         """Return whether the messages right before a batch were put aside."""
@@ -227,13 +225,12 @@ class Spool:
                 message_id(one.session, one.sequence + n) in message_ids for n in range(one.count)
             )
         ]
-        names = [(one.session.hex(), *one[1:]) for one in chosen]
+        numbers = [(self._refused[one],) for one in chosen]
         self._database.run(
-            lambda connection: connection.executemany(
-                "DELETE FROM refused WHERE session = ? AND sequence = ? AND count = ?", names
-            )
+            lambda connection: connection.executemany("DELETE FROM refused WHERE id = ?", numbers)
         )
-        self._refused.difference_update(chosen)
+        for one in chosen:
+            del self._refused[one]
         return sum(one.count for one in chosen)
 
     def retry_refused(self, now: int) -> int:
@@ -308,8 +305,8 @@ class Spool:
                 f"{self.path}: no space for the spool", hint="free space on that disk, or wait"
             )
 
-    def _execute(self, statement: str, *values: object) -> None:
-        self._database.run(lambda connection: connection.execute(statement, values))
+    def _execute(self, statement: str, *values: object) -> sqlite3.Cursor:
+        return self._database.run(lambda connection: connection.execute(statement, values))
 
 
 def _insert(connection: sqlite3.Connection, rows: list[tuple[object, ...]]) -> None:

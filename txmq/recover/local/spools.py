@@ -27,7 +27,6 @@ from txmq.recover.local.batches import (
     SpooledBatch,
     identity_of,
     refused_batches,
-    refused_messages,
     waiting,
 )
 from txmq.recover.local.database import (
@@ -254,7 +253,7 @@ def _summary(directory: str, name: str) -> SpoolSummary | None:
         try:
             with read_only(path, SPOOL) as connection:
                 identity, problem = identity_of(name, about(connection)), ""
-                refused = sum(one.count for one in refused_messages(connection))
+                refused = sum(one.count for one, _ in refused_batches(connection))
                 for batch in waiting(connection):
                     messages += batch.count
                     size += len(batch.encoded)
@@ -298,7 +297,7 @@ def _messages(spool: str, batch: SpooledBatch, refusal: Refusal | None) -> Itera
 
 def _has_refused(path: str) -> bool:
     with read_only(path, SPOOL) as connection:
-        return any(True for _ in refused_messages(connection))
+        return any(True for _ in refused_batches(connection))
 
 
 def _remove_begun(path: str) -> None:

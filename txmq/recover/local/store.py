@@ -316,21 +316,21 @@ class LocalStore:
 
     def _load(self, connection: sqlite3.Connection) -> None:
         """Count what is there."""
-        counted = connection.execute(
-            "SELECT state, count(*), sum(size), sum(attempt), max(run), max(changed_at)"
-            " FROM message GROUP BY state"
+        [row] = connection.execute(
+            "SELECT sum(state = 2), sum(state <> 2), sum(size * (state <> 2)),"
+            " sum(attempt * (state <> 2)), max(run), max(changed_at) FROM message"
         )
-        self._counts.clear()
-        for state, count, size, attempts, run, changed_at in counted:
-            self._count(state, count, size, attempts)
-            self._run = max(self._run, run)
-            self._written_at = max(self._written_at, changed_at)
+        settled, messages, size, attempts, self._run, written_at = (one or 0 for one in row)
+        self._counts = Counter(settled=settled, messages=messages, bytes=size, attempts=attempts)
+        self._written_at = max(self._written_at, written_at)
 
-    def _count(self, state: int, count: int, size: int, attempts: int) -> None:
-        if state == State.ACKED:
-            self._counts["settled"] += count
+    def _count(self, row: Row, by: int) -> None:
+        if row.holds:
+            self._counts["messages"] += by
+            self._counts["bytes"] += by * row.size
+            self._counts["attempts"] += by * row.attempt
         else:
-            self._counts.update(messages=count, bytes=size, attempts=attempts)
+            self._counts["settled"] += by
 
     def _check(self, message: StoredMessage, due: int) -> None:
         place = message.place
@@ -347,7 +347,7 @@ class LocalStore:
             if place not in new and _row(connection, place) is None:
                 new[place] = one
         self._require_room([message for message, _, _ in new.values()])
-        now = self._now()
+        now, contents = self._now(), []
         for message, due, failure in new.values():
             run, head, early = self._run_of(connection, message)
             row = Row(
@@ -373,12 +373,14 @@ class LocalStore:
                 row[1:],
             ).lastrowid
             assert number is not None, "a row has an id"
-            connection.execute(
-                "INSERT INTO content VALUES (?, ?, ?, ?, ?, ?, ?, ?)", content_row(number, message)
-            )
-            self._count(row.state, 1, row.size, row.attempt)
+            contents.append(content_row(number, message))
+            self._count(row, 1)
             if early and message.key is not None:
                 self._promote(connection, message.key)
+        # in the place of what is left of a message whose narrow row was damaged
+        connection.executemany(
+            "INSERT OR REPLACE INTO content VALUES (?, ?, ?, ?, ?, ?, ?, ?)", contents
+        )
 
     def _run_of(
         self, connection: sqlite3.Connection, message: StoredMessage
@@ -432,8 +434,8 @@ class LocalStore:
             " told = 0, sum = ? WHERE id = ?",
             (row.state, row.attempt, row.due, row.changed_at, row.failure, row.sum, row.id),
         )
-        self._count(old.state, -1, -old.size, -old.attempt)
-        self._count(row.state, 1, row.size, row.attempt)
+        self._count(old, -1)
+        self._count(row, 1)
         if not row.holds and row.key is not None:
             self._promote(connection, row.key)
 
@@ -444,7 +446,7 @@ class LocalStore:
                 continue
             for table in ("message", "content"):
                 connection.execute(f"DELETE FROM {table} WHERE id = ?", (row.id,))  # noqa: S608
-            self._count(row.state, -1, -row.size, -row.attempt)
+            self._count(row, -1)
             if row.holds and row.key is not None:
                 self._promote(connection, row.key)
 
@@ -462,7 +464,7 @@ class LocalStore:
             row = Row(*found)
             if self._place(row) in self._handed:
                 continue
-            message = message_of(connection, self.owner.topic_id, row) if row.sound else None
+            message = message_of(connection, self.owner.topic_id, row)
             if message is None:
                 damaged.append(row)
                 continue
@@ -472,14 +474,14 @@ class LocalStore:
                 break
         return messages, damaged
 
-    def _give_back(self, connection: sqlite3.Connection, rows: Iterable[Row]) -> list[Place]:
+    def _give_back(self, connection: sqlite3.Connection, rows: Sequence[Row]) -> list[Place]:
         """Have the broker deliver its copies of messages that are damaged here."""
-        places = []
         for row in rows:
-            self._damaged += 1
-            places.append(self._place(row))
             self._set(connection, row, row._replace(state=State.RETURNED, failure=None))
-        return places
+        self._damaged += len(rows)
+        if not all(row.sound for row in rows):
+            self._reorder(connection)  # a key may be another one by now
+        return [self._place(row) for row in rows]
 
     def _give_back_damaged(self, connection: sqlite3.Connection) -> list[Place]:
         """Give back what was rescued in part only."""
@@ -499,7 +501,7 @@ class LocalStore:
         first = "id = (SELECT id FROM message AS other WHERE other.key = message.key"
         first += " AND state <> 2 ORDER BY run, partition, offset LIMIT 1)"
         rule = f"key IS NULL OR state = 2 OR {first}" if ordered else "1"
-        connection.execute(f"UPDATE message SET head = ({rule})")  # noqa: S608  # of ours
+        connection.execute(f"UPDATE message SET head = ({rule}) WHERE head <> ({rule})")  # noqa: S608  # of ours
 
     def _entries(self, query: str, *arguments: int) -> list[Entry]:
         self._database.write_kept()

@@ -47,8 +47,7 @@ def scan(directory: str) -> Iterator[Scanned]:
         query = f"SELECT {COLUMNS} FROM message ORDER BY partition, offset"  # noqa: S608  # of ours
         for found in connection.execute(query):
             row = Row(*found)
-            message = message_of(connection, topic_id, row) if row.sound else None
-            yield Scanned(row.entry(topic_id), message)
+            yield Scanned(row.entry(topic_id), message_of(connection, topic_id, row))
 
 
 def export(directory: str) -> Iterator[str]:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
-from typing import Protocol, Unpack
+from typing import Unpack
 from uuid import UUID
 
 from txmq.client.protocol.audit import AuditEntry, AuditOptions, AuditPages
-from txmq.client.protocol.awaited.core import AwaitedClient
+from txmq.client.protocol.awaited.core import AwaitedCore
 from txmq.client.protocol.awaited.jobs import Job
 from txmq.client.protocol.letter_changes import (
     IMPORT_EXPIRES_S,
@@ -32,15 +32,10 @@ from txmq.client.protocol.lives import Trace, trace_steps
 from txmq.client.protocol.message_search import message_id_of
 from txmq.client.protocol.named_jobs import current_job
 from txmq.client.protocol.transaction.job_decision import require_committed
+from txmq.client.protocol.transaction.tokens import new_token, parse_token
 from txmq.crashpoints import crashpoint
 from txmq.model.durations import Duration, seconds_of
 from txmq.model.message import Receipt
-
-
-class JobClient(AwaitedClient, Protocol):
-    """A client that has jobs."""
-
-    def job(self, token: UUID, *, expire_after: Duration) -> Job: ...
 
 
 class AwaitedLetterCalls:
@@ -48,8 +43,23 @@ class AwaitedLetterCalls:
     messages.
     """
 
+    _core: AwaitedCore
+
+    def job(
+        self,
+        token: UUID | bytes | str | None = None,
+        *,
+        expire_after: Duration = 0.0,
+    ) -> Job:
+        """Return the job with this token, or a new job: see Job.
+
+        A job stores bundles one by one, and one decision publishes all of them.
+        """
+        named = new_token() if token is None else parse_token(token)
+        return Job(self._core, named, expire_after=expire_after)
+
     async def replay_letters(
-        self: AwaitedClient,
+        self,
         group: str,
         letters: Sequence[Place | DeadLetter] | None = None,
         *,
@@ -68,7 +78,7 @@ class AwaitedLetterCalls:
         )
 
     async def abandon_letters(
-        self: AwaitedClient,
+        self,
         group: str,
         letters: Sequence[Place | DeadLetter] | None = None,
         *,
@@ -84,7 +94,7 @@ class AwaitedLetterCalls:
         )
 
     async def redrive_letters(  # noqa: PLR0913  # what a redrive is
-        self: AwaitedClient,
+        self,
         group: str,
         letters: Sequence[Place | DeadLetter] | None = None,
         *,
@@ -110,7 +120,7 @@ class AwaitedLetterCalls:
         )
 
     async def try_letter(
-        self: AwaitedClient,
+        self,
         letter: DeadLetter,
         *,
         member: str,
@@ -131,7 +141,7 @@ class AwaitedLetterCalls:
         return found
 
     async def export_letters(
-        self: AwaitedClient,
+        self,
         group: str,
         file: str | Path,
         *,
@@ -156,7 +166,7 @@ class AwaitedLetterCalls:
         return ExportedLetters(writer.letters, writer.damaged, len(marked.done), marked.refused)
 
     async def import_letters(
-        self: JobClient, file: str | Path, *, to: str, operator: str, again: bool = False
+        self, file: str | Path, *, to: str, operator: str, again: bool = False
     ) -> ImportedLetters:
         """Send the messages of an export to a topic, all or none of them, with headers
         of their origin.
@@ -182,9 +192,7 @@ class AwaitedLetterCalls:
             await job.wait_published([stored])
         return ImportedLetters(len(copies), damaged, named.committed)
 
-    async def audit(
-        self: AwaitedClient, **wanted: Unpack[AuditOptions]
-    ) -> AsyncIterator[AuditEntry]:
+    async def audit(self, **wanted: Unpack[AuditOptions]) -> AsyncIterator[AuditEntry]:
         """Iterate over what operators did, oldest first, page by page."""
         pages = AuditPages(wanted)
         while (args := pages.next_args()) is not None:
@@ -192,7 +200,7 @@ class AwaitedLetterCalls:
                 yield entry
 
     async def trace(
-        self: AwaitedClient,
+        self,
         key: str | None = None,
         *,
         message_id: Receipt | str | None = None,

@@ -5,26 +5,21 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Mapping
 from datetime import datetime
 from typing import Unpack
-from uuid import UUID
 
 from pydantic import BaseModel
 
-from txmq.client.protocol.awaited.core import AwaitedClient
-from txmq.client.protocol.awaited.jobs import Job
 from txmq.client.protocol.awaited.letter_calls import AwaitedLetterCalls
 from txmq.client.protocol.awaited.plans import ReplayPlan
 from txmq.client.protocol.letter_edits import BodyCheck, edit_args, revert_args
 from txmq.client.protocol.letters import DeadLetter, LetterOptions, LetterSearch
 from txmq.client.protocol.message_search import FoundMessage, MessageSearch, message_id_of
-from txmq.client.protocol.transaction.tokens import new_token, parse_token
-from txmq.model.durations import Duration
 from txmq.model.message import Receipt
 
 
 class AwaitedMessageCalls(AwaitedLetterCalls):
     """The part of a client for single messages and letters."""
 
-    async def recall(self: AwaitedClient, message: Receipt | str) -> None:
+    async def recall(self, message: Receipt | str) -> None:
         """Take back a message that was sent with a time of delivery.
 
         The message is named by its receipt or its id. A second recall does no harm.
@@ -33,7 +28,7 @@ class AwaitedMessageCalls(AwaitedLetterCalls):
         await self._core.call("message.recall", {"ids": [message_id_of(message)]})
 
     async def find(
-        self: AwaitedClient,
+        self,
         topic: str | None = None,
         *,
         message_id: Receipt | str | None = None,
@@ -57,7 +52,7 @@ class AwaitedMessageCalls(AwaitedLetterCalls):
                 yield found
 
     async def letters(
-        self: AwaitedClient,
+        self,
         group: str,
         *,
         saved: str | None = None,
@@ -77,27 +72,14 @@ class AwaitedMessageCalls(AwaitedLetterCalls):
             for letter in search.read(await self._core.call("dlq.list", args)):
                 yield letter
 
-    def job(
-        self: AwaitedClient,
-        token: UUID | bytes | str | None = None,
-        *,
-        expire_after: Duration = 0.0,
-    ) -> Job:
-        """Return the job with this token, or a new job: see Job.
-
-        A job stores bundles one by one, and one decision publishes all of them.
-        """
-        named = new_token() if token is None else parse_token(token)
-        return Job(self._core, named, expire_after=expire_after)
-
-    def plan(self: AwaitedClient, name: str) -> ReplayPlan:
+    def plan(self, name: str) -> ReplayPlan:
         """Return the replay plan of this name, to create it, to look at it, or to order
         what the broker shall do with it.
         """
         return ReplayPlan(self, name)
 
     async def edit_letter(  # what an edit is
-        self: AwaitedClient,
+        self,
         letter: DeadLetter,
         *,
         body: bytes | None = None,
@@ -120,9 +102,7 @@ class AwaitedMessageCalls(AwaitedLetterCalls):
         )
         return int((await self._core.call("dlq.edit", args))["edits"])
 
-    async def revert_letter(
-        self: AwaitedClient, letter: DeadLetter, *, operator: str, reason: str
-    ) -> int:
+    async def revert_letter(self, letter: DeadLetter, *, operator: str, reason: str) -> int:
         """Give an edited dead letter what was published again; return the number of its
         edits, this one included.
         """

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Protocol
 
 from txmq.client.log import get_logger
 from txmq.client.protocol.consumer.consume_timeout import CHECKS, timeout_failure
@@ -54,14 +54,15 @@ from txmq.recover.local import Entry, Place, State, StoredMessage
 from txmq.wire.data_requests import AckedRange
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
-
     from txmq.client.protocol.consumer.fetched import DeliveredMessage
+    from txmq.client.protocol.consumer.fetcher import Fetcher
     from txmq.client.protocol.consumer.local_queue import LocalQueue
     from txmq.client.protocol.consumer.membership import Identities, Membership
-    from txmq.client.protocol.consumer.requests import OnRefusal, Request
+    from txmq.client.protocol.consumer.requests import Request
     from txmq.client.protocol.consumer.settings import ConsumerSettings
+    from txmq.client.protocol.consumer.settlement import Settlement
     from txmq.client.protocol.consumer.stats import ConsumerStats
+    from txmq.errors import RequestRejected
 
 MOST_HELD = 10_000  # failed messages that wait for disk or broker; no fetch beyond
 LINGER_S = 0.05  # that a failed message waits for others to share its sync
@@ -71,27 +72,27 @@ LEFT_ALONE_US = SECOND  # before a message is handed out again that a handler ga
 log = get_logger()
 
 
-class RecoveryMember(NamedTuple):
-    """The parts of a member that local recovery works with.
-
-    `give_back` returns ranges to the group, `to_broker` sends a nack, `release_nacks`
-    those that have waited for earlier messages of their keys. `rejoin` lets the member
-    join anew, `refused` reacts to a refusal, `failed` ends the member. `wall_us` is the
-    time of day, in µs, which does not go back.
-    """
+class RecoveryMember(Protocol):
+    """The member whose failed messages are recovered."""
 
     settings: ConsumerSettings
     queue: LocalQueue
     stats: ConsumerStats
+    settlement: Settlement
+    fetcher: Fetcher
     owner: object
-    give_back: Callable[[Sequence[AckedRange]], None]
-    to_broker: Callable[[PendingNack], None]
-    release_nacks: Callable[[], None]
-    rejoin: Callable[[], None]
-    refused: OnRefusal
-    failed: Callable[[TxmqError], None]
-    wall_us: Callable[[], int]
-    paused: Callable[[], Collection[str]]
+
+    def wall_us(self) -> int:
+        """Return the time of day, in µs, never going back."""
+
+    def rejoin(self) -> None:
+        """Join the group anew."""
+
+    def refused(self, error: RequestRejected, now: float) -> None:
+        """React to a refusal that concerns the member as a whole."""
+
+    def fail(self, error: TxmqError) -> None:
+        """End with an error."""
 
 
 class LocalRecovery:
@@ -273,7 +274,7 @@ class LocalRecovery:
         """Return at most so many stored messages that are due."""
         if not self.ready or self.closing:
             return []
-        paused = self._member.paused()
+        paused = self._member.fetcher.paused
         chosen = [one for one in self.ready if one.topic not in paused][:most]
         self.ready = [one for one in self.ready if one not in chosen]
         for delivery in chosen:
@@ -331,12 +332,12 @@ class LocalRecovery:
         be called now and then.
         """
         try:
-            self._member.release_nacks()
+            self._member.settlement.release_nacks()
             self._end_late_attempts(now)
             self.work_added()
         except Exception as error:
             log.exception("local_store.failed")
-            self._member.failed(_has_failed(", ".join(self.stores), error))
+            self._member.fail(_has_failed(", ".join(self.stores), error))
 
     def _end_late_attempts(self, now: float) -> None:
         timeout_s = self._timeout_s
@@ -422,7 +423,7 @@ class LocalRecovery:
         return (
             told
             and not (self.closing or store.full_until)
-            and store.topic not in self._member.paused()
+            and store.topic not in self._member.fetcher.paused
         )
 
     def finished(self, result: JobResult, now: float) -> None:
@@ -433,13 +434,13 @@ class LocalRecovery:
             self._finished(result, now)
         except Exception as error:
             log.exception("local_store.failed", topic=result.job.topic)
-            self._member.failed(_has_failed(result.job.topic, error))
+            self._member.fail(_has_failed(result.job.topic, error))
 
     def _finished(self, result: JobResult, now: float) -> None:
         job, store = result.job, self.stores[result.job.topic]
         store.busy = False
         if result.error is not None:
-            self._member.failed(result.error)
+            self._member.fail(result.error)
             return
         if job.open_as is not None:
             store.opened, store.reports.store_id = True, result.store_id
@@ -514,7 +515,7 @@ class LocalRecovery:
         places = {put.message.place for put in job.puts}
         job.puts = []
         for place in places:
-            self._member.to_broker(store.held.pop(place))
+            self._member.settlement.nack_at_broker(store.held.pop(place))
         store.newer -= places
         store.job.changes = [one for one in store.job.changes if one.place not in places]
 
@@ -548,7 +549,9 @@ class LocalRecovery:
                 continue  # the next delivery is told, too, and what follows waits for it
             nack = store.held.pop(entry.place, None)
             if self._settings.ordered and entry.key and fence_lease:
-                self._member.give_back(self._queue.drop_key(topic, entry.key, fence_lease))
+                self._member.settlement.return_unprocessed(
+                    self._queue.drop_key(topic, entry.key, fence_lease)
+                )
             if nack is not None:
                 if word == ELSEWHERE:
                     self._prepare_next_delivery(nack)
@@ -569,10 +572,12 @@ class LocalRecovery:
         member joins anew, and the broker delivers all in order.
         """
         if self._settings.ordered and nack.key:
-            self._member.give_back(self._queue.drop_key(nack.place.topic, nack.key, ANY_LEASE))
+            self._member.settlement.return_unprocessed(
+                self._queue.drop_key(nack.place.topic, nack.key, ANY_LEASE)
+            )
             self._member.rejoin()
         elif self._queue.delivery(nack.place, DUPLICATE) is not None:
-            self._member.give_back([nack.place])
+            self._member.settlement.return_unprocessed([nack.place])
 
     def _judge(self, store: TopicStore, entry: Entry, word: str) -> None:
         place, job, is_old = entry.place, store.job, entry.place in store.newer

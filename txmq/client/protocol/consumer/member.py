@@ -102,16 +102,14 @@ class Member:
             keeps_bodies=settings.local_store is not None,
         )
         self.fetcher = Fetcher(settings, self.queue)
-        self.settlement = Settlement(
-            self.queue, self.stats, self._refused, ordered=settings.ordered
-        )
+        self.settlement = Settlement(self.queue, self.stats, self.refused, ordered=settings.ordered)
         self.phase = MemberPhase.AWAY
         self.membership: Membership | None = None
         self.failure: TxmqError | None = None
         self.needs_reconnect = False
         self.closing = False  # nothing more is delivered
         self._rejoining = False  # it has ended its connection by itself
-        self._instance, self._owner = instance, owner
+        self._instance, self.owner, self.wall_us = instance, owner, wall_us
         self._leaving = self._leave_sent = False
         self._heartbeat_in_flight = self._stale = False
         self._backed_off_until = self._next_heartbeat = 0.0
@@ -119,36 +117,15 @@ class Member:
         self._leases: dict[int, float] = {}  # when each was granted or last extended
         self._topics_described = False
         self._first: list[Request] = []  # to be sent before all others
-        self.recovery = self._local_recovery(wall_us)
+        self.recovery = self._local_recovery()
 
-    def _local_recovery(self, wall_us: Callable[[], int]) -> LocalRecovery | None:
+    def _local_recovery(self) -> LocalRecovery | None:
         if self.settings.local_store is None:
             return None
         # The store's modules are for those who have one.
-        from txmq.client.protocol.consumer.local_recovery import (  # noqa: PLC0415
-            LocalRecovery,
-            RecoveryMember,
-        )
+        from txmq.client.protocol.consumer.local_recovery import LocalRecovery  # noqa: PLC0415
 
-        def failed(error: TxmqError) -> None:
-            self.failure = self.failure or error
-
-        recovery = LocalRecovery(
-            RecoveryMember(
-                self.settings,
-                self.queue,
-                self.stats,
-                self._owner,
-                give_back=self.settlement.return_unprocessed,
-                to_broker=self.settlement.nack_at_broker,
-                release_nacks=self.settlement.release_nacks,
-                rejoin=self.rejoin,
-                refused=self._refused,
-                failed=failed,
-                wall_us=wall_us,
-                paused=lambda: self.fetcher.paused,
-            )
-        )
+        recovery = LocalRecovery(self)
         self.settlement.take = recovery.takes
         return recovery
 
@@ -217,6 +194,10 @@ class Member:
     def _return_paused(self) -> None:
         self.settlement.return_unprocessed(self.queue.drop_ready(self.fetcher.is_paused))
 
+    def fail(self, error: TxmqError) -> None:
+        """End with an error, unless another one came before."""
+        self.failure = self.failure or error
+
     def rejoin(self) -> None:
         """Join anew, on another connection. The broker delivers what this member does
         not claim, in order, and nothing that was on its way or waits here counts any
@@ -278,7 +259,7 @@ class Member:
             requests += self._leave(membership)
         elif self.may_fetch():
             fetched = partial(self._fetched, membership)
-            requests.append(self.fetcher.fetch(membership, fetched, self._refused))
+            requests.append(self.fetcher.fetch(membership, fetched, self.refused))
         return requests
 
     def wake_at(self) -> float | None:
@@ -381,10 +362,10 @@ class Member:
             # Deleted while the member was away: it joins once the topic is made again.
             log.warning("consumer.topic_missing", group=self.settings.group, error=error.message)
         else:
-            self._refused(error, now)
+            self.refused(error, now)
         self.needs_reconnect = True
 
-    def _refused(self, error: RequestRejected, now: float) -> None:
+    def refused(self, error: RequestRejected, now: float) -> None:
         """React to a refusal that concerns the member as a whole."""
         if isinstance(error, StaleGeneration):
             self._stale, self._next_heartbeat = True, now
@@ -419,14 +400,14 @@ class Member:
                     membership,
                     leases,
                     lambda _payload, _now: None,
-                    self._refused,
+                    self.refused,
                 )
             )
         return requests
 
     def _heartbeat_refused(self, error: RequestRejected, now: float) -> None:
         self._heartbeat_in_flight = False
-        self._refused(error, now)
+        self.refused(error, now)
 
     def _heartbeat_answered(self, payload: bytes, now: float) -> None:
         self._heartbeat_in_flight = self._stale = False
@@ -501,7 +482,7 @@ class Member:
         whole = epoch == identities.epoch_of(name, first + chunk.rows - 1)
         batch = FetchedBatch(
             chunk,
-            owner=self._owner,
+            owner=self.owner,
             epoch=epoch if whole else None,
             epoch_at=partial(identities.epoch_of, name),
             now=now,

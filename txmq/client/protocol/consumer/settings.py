@@ -172,7 +172,7 @@ def consumer_settings(
     if unknown := options.keys() - ConsumerOptions.__optional_keys__:
         raise LocalProtocolError(
             f"a consumer has no option {min(unknown)!r}",
-            hint="see txmq.client.protocol.consumer.settings.ConsumerOptions",
+            hint="see txmq.ConsumerOptions",
         )
     check_name(group, "consumer group")
     topics = topics if isinstance(topics, str) else list(topics)

@@ -20,7 +20,7 @@ from txmq.batch.cells import body_cell, header_cell, text_cell, too_large
 from txmq.errors import LocalProtocolError
 from txmq.model import limits
 from txmq.model.keys import partition_of
-from txmq.model.message import Message, time_or_span
+from txmq.model.message import Message, time_or_duration
 
 BATCH_BYTES = 1 << 20  # a batch of this size costs the broker little more than its copying
 # At first, and while receipts are slow: a decision at the broker waits for the batches
@@ -286,8 +286,8 @@ def frozen(message: Message) -> Message:
         header_cell(headers)
         message = message._replace(headers=dict(headers))
     if not (deliver_at is delay is expire_at is ttl is None):
-        time_or_span(deliver_at, delay)
-        time_or_span(expire_at, ttl)
+        time_or_duration(deliver_at, delay)
+        time_or_duration(expire_at, ttl)
     return message if data is body else message._replace(body=data)
 
 

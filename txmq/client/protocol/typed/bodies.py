@@ -101,12 +101,18 @@ class TypedBodies(Generic[M]):
             raise self._mismatch(f"a body for topic {self.name!r}", error) from error
         return body
 
+    def prepared(self, value: M, fields: Fields) -> tuple[bytes, Fields]:
+        """Return the body of a value, and the fields of its message. Raises
+        BodyMismatch.
+        """
+        if own := self._headers():
+            fields = {**fields, "headers": own | dict(fields.get("headers") or {})}
+        return self.encode(value), fields
+
     def message(self, value: M, **fields: Unpack[Fields]) -> Message:
         """Return the message of a value. Raises BodyMismatch."""
-        own = self._headers()
-        if own:
-            fields["headers"] = own | dict(fields.get("headers") or {})
-        return Message(self.encode(value), **fields)
+        body, fields = self.prepared(value, fields)
+        return Message(body, **fields)
 
     def column(self, values: Iterable[M]) -> list[bytes]:
         """Return the bodies of values for a send of columns, which has no headers."""

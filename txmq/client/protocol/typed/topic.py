@@ -70,10 +70,8 @@ class TopicSends(Generic[M, R]):
 
         Raises BodyMismatch where the model would not read it; then nothing is sent.
         """
-        message = self._bodies.message(value, **fields)
-        if message.headers is not None:
-            fields["headers"] = message.headers
-        return self._sender.send(self._bodies.name, message.body, partition=partition, **fields)
+        body, fields = self._bodies.prepared(value, fields)
+        return self._sender.send(self._bodies.name, body, partition=partition, **fields)
 
 
 class Topic(TypedBodies[M], Generic[M, R, Rs, Stored, Reply]):
@@ -103,10 +101,8 @@ class Topic(TypedBodies[M], Generic[M, R, Rs, Stored, Reply]):
         self, value: M, *, partition: int | None = None, **fields: Unpack[Fields]
     ) -> None:
         """Send a value without a receipt. Raises BodyMismatch."""
-        message = self.message(value, **fields)
-        if message.headers is not None:
-            fields["headers"] = message.headers
-        self._client.send_one_way(self.name, message.body, partition=partition, **fields)
+        body, fields = self.prepared(value, fields)
+        self._client.send_one_way(self.name, body, partition=partition, **fields)
 
     def send_batch(self, values: Iterable[M | Message], *, partition: int | None = None) -> Rs:
         """Send values, as `client.send_batch` does.

@@ -1,67 +1,24 @@
-"""The rules of consumers: one table of deciders, one of appliers."""
+"""What a start of the broker means for consumer groups."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from txmq.core.consumers import (
-    acks,
-    background_work,
-    clones,
-    damaged_letters,
-    delivery,
-    effects,
-    failures,
-    group_redrives,
-    group_settings,
-    leases,
-    letter_edits,
-    letter_exports,
-    letter_notes,
-    letter_redrives,
-    letter_trials,
-    membership,
-    resets,
-    store_orders,
-    store_reports,
-)
+from txmq.core.consumers import background_work, leases
 from txmq.core.state import local_stores
 
 if TYPE_CHECKING:
-    from txmq.core.events.base import Booted, RecordContext
+    from txmq.core.events.base import RecordContext
     from txmq.core.state.consumer_groups import ConsumerGroup
     from txmq.core.state.state import State
 
-RULES = (
-    membership,
-    group_settings,
-    resets,
-    clones,
-    background_work,
-    effects,
-    delivery,
-    acks,
-    leases,
-    failures,
-    store_reports,
-    store_orders,
-    letter_notes,
-    letter_edits,
-    letter_exports,
-    letter_redrives,
-    damaged_letters,
-    group_redrives,
-    letter_trials,
-)
 
-
-def apply_booted(state: State, event: Booted, context: RecordContext) -> None:
+def apply_booted(state: State, context: RecordContext) -> None:
     """Apply: no client is connected after a start, so redeliver everything that is
     leased.
 
     Reservations, fences, retries and static members stay.
     """
-    del event
     for group in list(state.groups.by_id.values()):
         _reset_members(state, group, context)
         if group.temporary:
