@@ -345,7 +345,6 @@ async def test_rows_of_two_databases_and_messages_of_two_brokers_exist_together(
     postgres.drop_database(other)
 
 
-@pytest.mark.parametrize("face", ["blocking", "aio"], indirect=True)
 async def test_without_one_of_its_brokers_a_transaction_leaves_nothing(
     face: Face, open_shop: OpenShop
 ) -> None:
@@ -379,7 +378,6 @@ async def test_without_a_broker_for_the_lookup_the_rows_are_rolled_back(
     assert shop.orders() == {"o-2"}
 
 
-@pytest.mark.parametrize("face", ["blocking", "aio"], indirect=True)
 async def test_keyless_transactions_avoid_a_broker_that_is_away(
     face: Face, open_shop: OpenShop
 ) -> None:
@@ -401,7 +399,6 @@ async def test_keyless_transactions_avoid_a_broker_that_is_away(
     assert len(bodies(shop.brokers[0], shop.topic)) == 6 - refused
 
 
-@pytest.mark.parametrize("face", ["blocking", "aio"], indirect=True)
 async def test_the_outbox_keeps_the_messages_of_the_broker_that_is_away(
     face: Face, open_shop: OpenShop
 ) -> None:

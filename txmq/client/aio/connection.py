@@ -282,7 +282,7 @@ class PersistentConnection:
             self._stopped = True
             for waiter in self._waiting:
                 if not waiter.done():
-                    waiter.set_exception(client_closed("txmq.aio.connect"))
+                    waiter.set_exception(client_closed())
 
     async def _connect(self) -> AioConnection | None:
         """Return a welcomed connection; None after a failed attempt."""
@@ -307,7 +307,7 @@ class PersistentConnection:
         if isinstance(self.error, TxmqError) and not self.error.retriable:
             raise self.error
         if self._stopped:
-            raise client_closed("txmq.aio.connect")
+            raise client_closed()
         waiter: Future[AioConnection] = self._loop.create_future()
         self._waiting.append(waiter)
         try:

@@ -119,7 +119,7 @@ class AioCore(MeetsLog):
         """The sender of this client, created at its first use."""
         loop = self._loop.running()
         if self.closed:
-            raise client_closed("txmq.aio.connect")
+            raise client_closed()
         if self._sender is None:
             self._sender = AioSender(
                 loop, self.topics, self.settings, self.refresh, self._failover_after
@@ -165,7 +165,7 @@ class AioCore(MeetsLog):
         """
         loop = self._loop.running()
         if self.closed:
-            raise client_closed("txmq.aio.connect")
+            raise client_closed()
         return PersistentConnection(loop, self._connector, self.new_connection, attach, refused)
 
     async def request(
@@ -284,8 +284,8 @@ def no_checks() -> None:
     """Do nothing: a core without a client is asked nothing."""
 
 
-async def finish(task: asyncio.Task[T]) -> T:
-    """Wait for a task that must not end half done.
+async def finish(task: asyncio.Future[T]) -> T:
+    """Wait for a task, or a future of it, that must not end half done.
 
     A cancellation of the wait is raised once the task has ended.
     """

@@ -24,7 +24,7 @@ from txmq.model.message import ReceivedMessage
 
 _PLAIN = (
     "give a function that returns when its work is done;"
-    " coroutines are for the Twisted client's `run` without inbox"
+    " coroutines are for `run` of txmq.aio, and of txmq.twisted without an inbox"
 )
 log = get_logger()
 
