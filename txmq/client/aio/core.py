@@ -96,8 +96,9 @@ class AioCore(MeetsLog):
         """Begin all works at once, and wait until each has ended."""
         return await gather(works)
 
-    def _described(self, topic: str) -> dict[str, Any]:
+    def _described(self, topic: str, within: float | None) -> dict[str, Any]:
         """Return the description that `refresh` has just received."""
+        del within
         return self._descriptions.pop(topic)
 
     @property
@@ -107,10 +108,10 @@ class AioCore(MeetsLog):
         """URL, settings, instance and log of this client, for a blocking core."""
         return self._url, self.settings, self._instance, self._log
 
-    async def log_id(self) -> UUID:
+    async def log_id(self, within: float | None = None) -> UUID:
         """Return the id of the broker's log. Ask the broker where it is not known."""
         if self._log.log_id is None:
-            await self.request(Opcode.PING, repeat=True)
+            await self.request(Opcode.PING, repeat=True, within=within)
         assert self._log.log_id is not None, "the welcome has it"
         return self._log.log_id
 
@@ -242,10 +243,10 @@ class AioCore(MeetsLog):
         """Return a topic from the cache, or else from the broker."""
         return self.topics.cached(topic) or await self.refresh(topic)
 
-    async def refresh(self, topic: str) -> TopicMetadata:
-        """Return the topic as the broker describes it now."""
+    async def refresh(self, topic: str, within: float | None = None) -> TopicMetadata:
+        """Return the topic as the broker describes it now, `within` so many seconds."""
         self._descriptions[topic] = await self.call(
-            "topic.describe", {"names": [topic], "create": True}, repeat=True
+            "topic.describe", {"names": [topic], "create": True}, repeat=True, within=within
         )
         return self.topics.refresh(topic)
 
