@@ -882,6 +882,14 @@ FAULTS: dict[int, tuple[str, ...]] = {
         "test_a_look_walks_over_few_deleted_rows_under_an_old_snapshot",
         "test_a_late_commit_of_a_smaller_number_is_not_passed_over",
     ),
+    286: (
+        "test_a_row_that_is_damaged_holds_up_those_of_its_keys_and_no_others",
+        "test_a_row_that_cannot_be_published_holds_up_those_of_its_keys_only",
+        "test_a_refused_outbox_row_holds_up_those_of_its_keys_only",
+        "test_sends_are_judged_and_ordered_by_their_bytes_in_utf_8",
+        "test_a_topic_of_the_broker_s_own_is_refused_before_it_is_written",
+    ),
+    283: ("test_a_row_that_came_and_went_unseen_is_a_conflict",),
     128: (
         "test_readers_are_told_of_what_was_recorded_during_a_write_once_that_is_durable",
         "test_a_reader_at_the_end_is_woken_by_a_transaction_of_several_parts",
@@ -917,6 +925,15 @@ FAULTS: dict[int, tuple[str, ...]] = {
         "test_the_row_of_a_large_bundle_from_before_its_begun_position_is_read",
     ),
     # misuse of a connection, a handler or a process
+    284: (
+        "test_an_error_whose_texts_raise_is_a_failure_as_any_other",
+        "test_an_error_whose_text_raises_is_recorded_and_counted",
+        "test_a_log_that_fails_ends_no_work",
+    ),
+    285: (
+        "test_a_handler_that_ends_its_process_has_failed",
+        "test_a_handler_that_cancels_its_own_task_has_failed",
+    ),
     108: (
         "test_a_handler_that_a_call_would_not_run_is_refused_at_once",
         "test_a_message_whose_handler_returns_work_to_be_done_is_no_success",

@@ -16,7 +16,7 @@ from txmq.errors import BrokerUnavailable, Conflict, LogChanged, UnknownTopic
 from txmq.model.message import Decision
 from txmq.tx.postgres.brokers import DatabaseLease
 from txmq.tx.postgres.identity import ServerIdentity
-from txmq.tx.postgres.outbox import OutboxRow, PublishedRow
+from txmq.tx.postgres.outbox import OutboxRow, PublishedRow, SetAside
 from txmq.tx.postgres.partitions import CallerTime, MaintenanceReport
 from txmq.tx.postgres.resolver import Answer, Check
 
@@ -39,10 +39,11 @@ class StubDatabase:
         self.lease: DatabaseLease | None = None
         self.waiting: list[OutboxRow] = []
 
-    def fetch(self, log_id: UUID, done: Sequence[PublishedRow]) -> list[OutboxRow]:
+    def fetch(self, log_id: UUID, done: Sequence[PublishedRow], aside: SetAside) -> list[OutboxRow]:
         assert log_id == LOG
         self.waiting = [row for row in self.waiting if row.published not in done]
-        return self.waiting[:2]
+        free = [row for row in self.waiting if row.seq not in aside.rows and not aside.holds(row)]
+        return free[:2]
 
     def maintain(
         self,
@@ -186,15 +187,14 @@ def test_the_broker_is_reported_to_every_database_each_hour() -> None:
     ]
 
 
-def test_outbox_rows_are_published_in_order_up_to_a_refused_one() -> None:
+def test_a_refused_outbox_row_holds_up_those_of_its_keys_only() -> None:
     database = StubDatabase()
     resolver = rounds(ScriptedClient([page()]), one=database)
-    contents = (b"", b"", b"", b"unknown", b"")
+    contents = (b"", b"", b"", b"unknown", b"", b"")
     database.waiting = [
-        OutboxRow(n, UUID(int=n), "", content) for n, content in enumerate(contents)
+        OutboxRow(n, UUID(int=n), "", [n % 2], content) for n, content in enumerate(contents)
     ]
     with capture_logs() as logs:
         resolver.run_round(NOW)
-    assert [row.seq for row in database.waiting] == [3, 4]
-    events = [(log["event"], log.get("transactions")) for log in logs]
-    assert events == [("outbox.published", 2), ("outbox.stuck", None), ("outbox.published", 1)]
+    assert [row.seq for row in database.waiting] == [3, 5]
+    assert [log["event"] for log in logs].count("outbox.stuck") == 1

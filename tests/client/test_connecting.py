@@ -17,9 +17,12 @@ import txmq.aio
 import txmq.twisted
 from tests.certificates import Authority, locked_key
 from tests.client.aio.running import run
+from tests.client.real_consumers import closing_broker
 from txmq.client.protocol.address import parse_url
 from txmq.client.tls import tls_context
-from txmq.errors import BrokerUnavailable, ConfigError
+from txmq.errors import BrokerUnavailable, ConfigError, LoginFailed
+from txmq.wire.calls.users import VerifierArgs
+from txmq.wire.scram import make_verifier
 
 TIMEOUT_S = 3.0  # of calls that find no broker
 Send = Callable[[str], None]
@@ -93,6 +96,25 @@ def test_a_broker_that_ends_a_connection_without_tls_may_have_it(send: Send) -> 
     with hangs_up() as port, pytest.raises(BrokerUnavailable) as raised:
         send(f"txmq://127.0.0.1:{port}")
     assert "begins with txmqs://" in raised.value.hint
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of a broker with a user."""
+    with closing_broker(tmp_path_factory.mktemp("guarded")) as broker:
+        password = VerifierArgs.of(make_verifier("secret of ada"))
+        with txmq.connect(broker.url, service="tests") as client:
+            client.call("user.set", name="ada", roles=["admin"], password=password, new=True)
+        yield broker.url.removeprefix("txmq://")
+
+
+@pytest.mark.parametrize("login", ["", "ada:wrong@", "nobody:secret@"])
+def test_a_wrong_login_is_told_as_that_and_not_tried_again(
+    guarded: str, send: Send, login: str
+) -> None:
+    with pytest.raises(LoginFailed) as raised:
+        send(f"txmq://{login}{guarded}")
+    assert not raised.value.retriable
 
 
 @pytest.mark.parametrize(

@@ -59,6 +59,12 @@ def test_structlog_has_all_events_where_it_is_configured() -> None:
     assert err == ""
 
 
+def test_a_log_that_fails_ends_no_work() -> None:
+    broken = "import structlog; structlog.configure(processors=[lambda *event: 1 / 0])\n"
+    out, err = said(SAY.replace("log = ", broken + "log = ", 1) + "print('went on')")
+    assert (out, err.count("ZeroDivisionError: division by zero")) == ("went on\n", 2)
+
+
 def test_every_module_of_the_client_logs_there() -> None:
     directory = Path(txmq.client.__file__).parent
     own = [path.name for path in directory.rglob("*.py") if "structlog" in path.read_text("utf-8")]

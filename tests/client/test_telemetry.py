@@ -66,6 +66,17 @@ class Order(BaseModel):
     id: int
 
 
+class Unspeakable(Exception):
+    """An error whose texts raise."""
+
+    def __str__(self) -> str:
+        raise KeyError("text")
+
+
+def raise_unspeakable(_message: Any) -> None:
+    raise Unspeakable
+
+
 class Seen:
     """What a client has exported."""
 
@@ -294,6 +305,18 @@ def test_what_does_not_fit_its_model_is_a_dead_letter_with_an_error(
     refused: Any = seen.one(f"dead_letter {topic}").attributes
     assert refused["error.type"] == "txmq.errors.base.BodyMismatch"
     assert seen.check_table() == {"send", "receive", "dead_letter"}
+
+
+def test_an_error_whose_text_raises_is_recorded_and_counted(
+    client: Client, seen: Seen, topic: str
+) -> None:
+    client.send(topic, b"a")
+    with client.consumer(fresh("g"), [topic], retry=txmq.RetryPolicy((PATIENCE_S,))) as consumer:
+        run_until(consumer, raise_unspeakable, lambda: consumer.stats.nacked == 1)
+    failed = seen.one(f"process {topic}")
+    [event] = failed.events
+    told = "<Unspeakable, whose text raises KeyError>"
+    assert (event.attributes or {})["exception.message"] == failed.status.description == told
 
 
 def test_errors_and_the_four_metrics(client: Client, seen: Seen, topic: str) -> None:

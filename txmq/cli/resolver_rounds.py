@@ -7,7 +7,6 @@ whichever process reads it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from itertools import takewhile
 from typing import TYPE_CHECKING, Any, NamedTuple
 from uuid import UUID
 
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
     from txmq.cli.command import CommandClient
     from txmq.tx.postgres.brokers import DatabaseLease
     from txmq.tx.postgres.identity import ServerIdentity
-    from txmq.tx.postgres.outbox import OutboxRow, PublishedRow
+    from txmq.tx.postgres.outbox import OutboxRow, PublishedRow, SetAside
     from txmq.tx.postgres.resolver import Answer, Check, TokenResolver
 
 PAGE = 5_000  # undecided transactions that one call looks through
@@ -109,27 +108,35 @@ class ResolverRounds:
         """Publish the rows of the outboxes, in order; delete a row once the broker has
         it.
         """
+        from txmq.tx.postgres.outbox import SetAside
+
         for name, database in self._databases.items():
             done: list[PublishedRow] = []
-            while rows := database.fetch(self._broker.log_id, done):
-                done = [row.published for row in takewhile(self._try_publish, rows)]
-                self._log.info("outbox.published", resolver=name, transactions=len(done))
-                if len(done) < len(rows):
-                    database.fetch(self._broker.log_id, done)
+            aside = SetAside()
+            while rows := database.fetch(self._broker.log_id, done, aside):
+                if aside.full:
                     break
+                done = self._publish_rows(rows, aside)
+                self._log.info("outbox.published", resolver=name, transactions=len(done))
 
-    def _try_publish(self, row: OutboxRow) -> bool:
-        """Publish a row; return whether the broker has it.
-
-        After a failure the later rows have to wait, because they may have the same
-        keys.
+    def _publish_rows(self, rows: Sequence[OutboxRow], aside: SetAside) -> list[PublishedRow]:
+        """Publish rows, and return those that the broker has. A refused row is set
+        aside, and those of its keys wait. Raises what would stop others, too.
         """
-        try:
-            self._publish_row(row)
-        except TxmqError as error:
-            self._log.error("outbox.stuck", token=row.token.hex, reason=str(error))
-            return False
-        return True
+        done: list[PublishedRow] = []
+        for row in rows:
+            if aside.holds(row):
+                continue
+            try:
+                self._publish_row(row)
+            except TxmqError as error:
+                self._log.error("outbox.stuck", token=row.token.hex, reason=str(error))
+                if error.retriable:
+                    raise
+                aside.add(row, str(error))
+            else:
+                done.append(row.published)
+        return done
 
     def _decide(self, rows: Sequence[dict[str, Any]]) -> None:
         """Ask the databases in turn; the next one gets what is still unknown."""

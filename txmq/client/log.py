@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import sys
+import traceback
 from typing import Any
 
 LEVELS = logging.getLevelNamesMapping()
@@ -23,8 +24,10 @@ class Logger:
     def info(self, event: str, **fields: object) -> None:
         self._log("info", event, fields)
 
-    def warning(self, event: str, **fields: object) -> None:
-        self._log("warning", event, fields)
+    def warning(
+        self, event: str, *, exc_info: BaseException | None = None, **fields: object
+    ) -> None:
+        self._log("warning", event, fields, exc_info)
 
     def error(self, event: str, **fields: object) -> None:
         self._log("error", event, fields)
@@ -34,18 +37,31 @@ class Logger:
 
     def exception(self, event: str, **fields: object) -> None:
         """Log an error with the exception that is being handled."""
-        self._log("error", event, fields, exc_info=True)
+        self._log("error", event, fields, sys.exc_info()[1])
 
     def _log(
-        self, level: str, event: str, fields: dict[str, Any], *, exc_info: bool = False
+        self,
+        level: str,
+        event: str,
+        fields: dict[str, Any],
+        error: BaseException | None = None,
     ) -> None:
-        structlog = sys.modules.get("structlog")
-        if structlog is not None and structlog.is_configured():
-            more = {"exc_info": True} if exc_info else {}
-            getattr(structlog.get_logger(), level)(event, **fields, **more)
-        else:
-            text = " ".join((event, *(f"{name}={value!r}" for name, value in fields.items())))
-            STANDARD.log(LEVELS[level.upper()], "%s", text, exc_info=exc_info)
+        """Log an event. What the program configured for that must not end its work."""
+        try:
+            _write(level, event, fields, error)
+        except Exception:  # noqa: BLE001  # of a processor, filter or handler of the program
+            if logging.raiseExceptions:
+                traceback.print_exc()
+
+
+def _write(level: str, event: str, fields: dict[str, Any], error: BaseException | None) -> None:
+    structlog = sys.modules.get("structlog")
+    if structlog is not None and structlog.is_configured():
+        more = {} if error is None else {"exc_info": error}
+        getattr(structlog.get_logger(), level)(event, **fields, **more)
+    else:
+        text = " ".join((event, *(f"{name}={value!r}" for name, value in fields.items())))
+        STANDARD.log(LEVELS[level.upper()], "%s", text, exc_info=error)
 
 
 def get_logger() -> Logger:

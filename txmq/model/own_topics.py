@@ -4,8 +4,20 @@ changes or writes them. Everybody may read them.
 
 from __future__ import annotations
 
+from txmq.errors import LocalProtocolError
+from txmq.model.message import check_name
+
 PREFIX = "_txmq."
 AUDIT = "_txmq.audit"  # what operators did
+
+
+def check_topic(name: str) -> str:
+    """Return the name of a topic that a message may be sent to, if it is one. Raises
+    LocalProtocolError.
+    """
+    if is_own(check_name(name, "topic")):
+        raise LocalProtocolError(f"topic {name!r} is the broker's own", hint="choose another name")
+    return name
 
 
 def is_own(name: str) -> bool:

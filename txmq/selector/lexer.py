@@ -7,6 +7,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from txmq.errors import InvalidSelector
+from txmq.selector.values import NUMBER
 
 MAX_LENGTH = 4_096  # characters of a selector
 MAX_TOKENS = 1_024
@@ -15,8 +16,8 @@ KEYWORDS = frozenset(
 )
 
 _WORD = re.compile(
-    r"""\s*(?:
-        (?P<number>[0-9]+(?:\.[0-9]+)?(?![A-Za-z0-9_.$]))
+    rf"""\s*(?:
+        (?P<number>{NUMBER}(?![A-Za-z0-9_.$]))
       | (?P<name>[A-Za-z_$][A-Za-z0-9_.$]*)
       | "(?P<quoted>(?:[^"]|"")+)"
       | '(?P<text>(?:[^']|'')*)'

@@ -25,7 +25,6 @@ from txmq.selector.values import (
     Condition,
     Headers,
     LikePattern,
-    Number,
     Operand,
     Value,
     compare,
@@ -33,6 +32,7 @@ from txmq.selector.values import (
     logical_and,
     logical_not,
     logical_or,
+    parse_number,
 )
 
 MAX_DEPTH = 32
@@ -182,11 +182,12 @@ class _Parser:
         negative = self._accept("-")
         if not negative:
             self._accept("+")
-        number = _number(
-            self._token(
-                TokenKind.NUMBER, "a header's name, a text, a number, TRUE or FALSE is needed"
-            ).text
+        word = self._token(
+            TokenKind.NUMBER, "a header's name, a text, a number, TRUE or FALSE is needed"
         )
+        number = parse_number(word.text)
+        if number is None:
+            raise InvalidSelector(f"{word.text} is too large", word.position, hint="use a float")
         return -number if negative else number
 
     def _token(self, kind: TokenKind, needed: str) -> Token:
@@ -230,7 +231,3 @@ def _folded(
 
 def _comparison(sign: str, left: Operand, right: Operand) -> Condition:
     return lambda headers: compare(sign, left(headers), right(headers))
-
-
-def _number(text: str) -> Number:
-    return float(text) if "." in text else int(text)

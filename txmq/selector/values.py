@@ -26,11 +26,13 @@ ORDERED = frozenset({"<", "<=", ">", ">="})
 TRUTHS = {"true": True, "false": False}
 LONGEST_NUMBER = 64
 
-_NUMBER = re.compile(r"[+-]?[0-9]+(\.[0-9]+)?([eE][+-]?[0-9]{1,3})?")
+# SQL-92's exact and approximate numbers, without a sign
+NUMBER = r"(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]{1,3})?"
+_NUMBER = re.compile(rf"[+-]?{NUMBER}")
 
 
 def parse_number(text: str) -> Number | None:
-    """Parse the text of a header as a number; None where it is not one."""
+    """Parse a text as a number; None where it is not one."""
     if len(text) > LONGEST_NUMBER or not _NUMBER.fullmatch(text):
         return None
     if text.lstrip("+-").isdigit():

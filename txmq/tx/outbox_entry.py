@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 from base64 import b64decode
 from collections.abc import Callable, Sequence
+from hashlib import sha256
 from typing import Final, NamedTuple
 from uuid import UUID
 
@@ -49,6 +50,14 @@ class TopicPartitions(NamedTuple):
 
     partitions: int
     epoch: int
+
+
+def order_key(topic: str, key: str) -> int:
+    """Return the hash of a topic and a key that rows carry: those with a common one are
+    published in their order. PostgreSQL computes the same for `txmq.send`.
+    """
+    digest = sha256(f"{topic}\0{key}".encode()).digest()
+    return int.from_bytes(digest[:8], signed=True)
 
 
 def pack_entries(entries: Sequence[OutboxEntry]) -> bytes:

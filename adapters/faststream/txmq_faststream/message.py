@@ -12,6 +12,7 @@ from faststream.message import StreamMessage, decode_message
 from txmq.aio import Consumer, Consumers
 from txmq.model.durations import Duration
 from txmq.model.message import ReceivedMessage
+from txmq.model.tracebacks import text_of
 from txmq_faststream.transactions import current
 
 if TYPE_CHECKING:
@@ -61,7 +62,7 @@ class TxmqMessage(StreamMessage[ReceivedMessage]):
         """Move the message to the dead letters at once."""
         for consumer, delivery in self._in_hand():
             error = _handled()
-            text = REJECTED if error is None else f"{type(error).__name__}: {error}"
+            text = REJECTED if error is None else f"{type(error).__name__}: {text_of(error)}"
             consumer.dead_letter(delivery, reason or text)
         await super().reject()
 

@@ -101,7 +101,7 @@ def _takes_filters(options: ReadOptions) -> bool:
     that. Without it, Spark 4.3 refuses each reader that could take filters.
 
     It reads all later queries of a frame with the filters of the one that it planned
-    last (tried with 4.3.0, 2026-11-22; docs/decisions/0099). So a frame has to ask.
+    last (tried with 4.3.0, 2026-11-22; docs/decisions/0142). So a frame has to ask.
     """
     if not options.push_filters:
         return False

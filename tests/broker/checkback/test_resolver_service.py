@@ -162,7 +162,7 @@ def test_an_idle_broker_that_reads_outboxes_reads_the_clock_of_their_database_as
         uuid4(),
         at_once,
         clock.now,
-        publish=lambda _rows, _by, _over: None,
+        publish=lambda _rows, _by, _aside, _over: None,
     )
     resolving.upkeep({})
     assert resolving.status()[0].time

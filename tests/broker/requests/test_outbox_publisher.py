@@ -1,11 +1,12 @@
-"""Rows of an outbox become bundles: in their order, once, up to the first that fails,
-and reported when durable.
+"""Rows of an outbox become bundles: in their order, once, without those that wait for
+a failed one, and reported when durable.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from structlog.testing import capture_logs
 
 from tests.broker.engine.test_engine import Rig
@@ -14,16 +15,18 @@ from txmq.broker.requests.outbox_publisher import ROWS_PER_STEP, OutboxPublisher
 from txmq.client.protocol.transaction.tokens import new_token
 from txmq.config.broker import BrokerSettings
 from txmq.core.transactions.model import get
+from txmq.errors import Throttled
 from txmq.model.bundle import BundleState
 from txmq.model.message import Message
 from txmq.tx.outbox_entry import OutboxEntry, pack_entries
-from txmq.tx.postgres.outbox import OutboxRow
+from txmq.tx.postgres.outbox import OutboxRow, PublishedRow, SetAside
 
 
-def row(seq: int, topic: str = "t") -> OutboxRow:
+def row(seq: int, topic: str = "t", *, key: int = 1) -> OutboxRow:
     token = new_token()
     batch = encode_one(Message(b"x", "k"), producer_id=token.bytes, epoch=0, sequence=0, born_at=1)
-    return OutboxRow(seq, token, "shop", pack_entries([OutboxEntry(topic, None, "k", batch)]))
+    content = pack_entries([OutboxEntry(topic, None, "k", batch)])
+    return OutboxRow(seq, token, "shop", [key], content)
 
 
 class OutboxWorld(Rig):
@@ -38,10 +41,11 @@ class OutboxWorld(Rig):
         )
 
     def publish(self, *rows: OutboxRow) -> None:
-        self._publish(rows, "shop", self._over)
+        self.aside = SetAside()
+        self._publish(rows, "shop", self.aside, self._over)
 
-    def _over(self, count: int, why: str) -> None:
-        self.over.append(count)
+    def _over(self, done: list[PublishedRow], why: str) -> None:
+        self.over.append(len(done))
         self.why = why
 
     def settle(self) -> None:
@@ -91,19 +95,34 @@ def test_a_topic_is_made_on_first_use_where_that_is_allowed() -> None:
     assert (world.over, world.end("new")) == ([1], 1)
 
 
-def test_a_row_that_cannot_be_published_blocks_those_behind_it() -> None:
+def test_a_row_that_cannot_be_published_holds_up_those_of_its_keys_only() -> None:
     world = OutboxWorld(create_topics=False)
-    rows = [row(1), row(2, "unknown"), row(3)]
+    rows = [row(1), row(2, "unknown"), row(3), row(4, key=2)]
     with capture_logs() as logs:
         world.publish(*rows)
     world.settle()
-    assert (world.over, world.end()) == ([1], 1)
+    assert (world.over, world.end(), world.why) == ([2], 2, "")
     assert [(log["event"], log["seq"]) for log in logs] == [("outbox.stuck", 2)]
     assert "topic create" in logs[0]["reason"]
-    assert world.why == logs[0]["reason"]
+    assert str(world.aside) == f"row 2: {logs[0]['reason']}"
 
 
-def test_a_token_that_the_broker_would_not_remember_is_refused() -> None:
+def test_what_others_would_meet_stops_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = OutboxWorld()
+
+    def refuse(_row: OutboxRow) -> None:
+        raise Throttled("later")
+
+    monkeypatch.setattr(world._publish, "_publish", refuse)
+    with capture_logs() as logs:
+        world.publish(row(1), row(2, key=2))
+    world.settle()
+    assert (world.over, world.aside.rows) == ([0], {})
+    assert world.why == "row 1: later"
+    assert [log["seq"] for log in logs] == [1]
+
+
+def test_a_token_that_the_broker_would_not_remember_is_set_aside() -> None:
     world, old = OutboxWorld(), row(1)
     world.engine._now = lambda: 2 * 10**15  # decades later
     with capture_logs() as logs:
@@ -111,4 +130,4 @@ def test_a_token_that_the_broker_would_not_remember_is_refused() -> None:
         world.settle()
     assert (world.over, world.end()) == ([0], 0)
     assert [log["event"] for log in logs] == ["outbox.stuck"]
-    assert old.token.hex in world.why
+    assert old.token.hex in world.aside.rows[1]

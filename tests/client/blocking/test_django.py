@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from django.core import checks
 from django.core.exceptions import PermissionDenied
-from django.core.management import call_command
+from django.core.management import CommandError, call_command
 from django.db import Error, IntegrityError, connections, transaction
 from django.http import HttpRequest, HttpResponse
 from django.test import RequestFactory, TestCase
@@ -313,6 +313,11 @@ def charge(message: ReceivedMessage) -> None:
     if order in fails:
         fails.remove(order)
         fail()
+
+
+def test_a_handler_that_cannot_be_imported_is_named() -> None:
+    with pytest.raises(CommandError, match=r"--handler shop\.chrage: "):
+        call_command("txmq_consume", "billing", "orders", handler="shop.chrage")
 
 
 def test_a_consumer_s_rows_messages_and_acks_are_one_decision(world: World, own: Any) -> None:

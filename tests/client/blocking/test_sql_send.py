@@ -103,6 +103,7 @@ def test_a_weak_commit_is_made_a_strong_one(world: World, connection: Any, weak:
     [
         ("'no topic', NULL, 'b'", "invalid topic name"),
         ("'.hidden', NULL, 'b'", "invalid topic name"),
+        ("'_txmq.audit', NULL, 'b'", "invalid topic name"),
         ("NULL, NULL, 'b'", "invalid topic name NULL"),
         ("'t', repeat('k', 1025), 'b'", "key of 1025 bytes"),
         ("'t', NULL, NULL::bytea", "body of NULL bytes"),

@@ -76,6 +76,24 @@ def test_what_cannot_be_called_is_refused() -> None:
         require_handler("work")
 
 
+def test_an_inbox_is_a_function() -> None:
+    with pytest.raises(LocalProtocolError, match="the inbox is of type str") as refused:
+        require_handler(plain, "host=db")
+    assert "inbox=lambda: psycopg2.connect(DSN)" in refused.value.hint
+
+
+@pytest.mark.parametrize(
+    ("handler", "inbox", "count"),
+    [(lambda: None, None, 1), (Methods().plain, plain, 2), (lambda _a, _b: None, None, 1)],
+)
+def test_a_handler_that_takes_other_arguments_is_refused(
+    handler: Callable[..., object], inbox: object, count: int
+) -> None:
+    with pytest.raises(LocalProtocolError, match=r"cannot be called: .*argument") as refused:
+        require_handler(handler, inbox)
+    assert ("connection" in refused.value.hint) == (count == 2)
+
+
 @pytest.mark.parametrize("handler", [plain, partial(plain, 1), Methods().plain, str, print])
 def test_functions_methods_and_classes_are_handlers(handler: Callable[..., object]) -> None:
     require_handler(handler)

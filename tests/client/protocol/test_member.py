@@ -100,6 +100,8 @@ def test_a_start_may_be_a_duration_by_the_brokers_clock() -> None:
         {"on_failure": "local"},
         {"tag": "paid"},
         {"static": True},
+        {"retry": 3},
+        {"retry": {"retries": 3}},
         {"static": True, "member": "one", "mode": "broadcast"},
     ],
 )

@@ -19,6 +19,7 @@ from txmq.model.message import Decision
 from txmq.testing.postgres_server import PostgresServer
 from txmq.testing.wait import PATIENCE_S, wait_until
 from txmq.tx.postgres import bounds
+from txmq.tx.postgres.outbox import SetAside
 from txmq.tx.postgres.resolver import Answer, ResolverPolicy, TokenResolver
 from txmq.tx.postgres.session import connect
 
@@ -57,7 +58,7 @@ def test_a_session_over_the_broker_s_row_holds_up_the_upkeep_only(
         assert not keep_up(resolver)
         assert f"session {pid} " in resolver.blocked["upkeep"]
         assert resolver.resolve([check_of(database, new_token())]) == [Answer(Decision.ROLLBACK)]
-        assert resolver.fetch(LOG, []) == []
+        assert resolver.fetch(LOG, [], SetAside()) == []
         assert not resolver.failing
     assert keep_up(resolver)
     assert resolver.blocked == {}
@@ -67,13 +68,13 @@ def test_a_session_over_a_row_of_the_outbox_holds_up_the_outbox_only(
     database: str, resolver: TokenResolver
 ) -> None:
     rows(database, OUTBOX_ROW, str(LOG), str(new_token()))
-    [row] = resolver.fetch(LOG, []) or []
+    [row] = resolver.fetch(LOG, [], SetAside()) or []
     with open_session(database, "SELECT FROM public.txmq_outbox FOR UPDATE") as pid:
-        assert resolver.fetch(LOG, [row.published]) is None
+        assert resolver.fetch(LOG, [row.published], SetAside()) is None
         assert f"session {pid} " in resolver.blocked["outbox"]
         assert resolver.resolve([check_of(database, new_token())]) == [Answer(Decision.ROLLBACK)]
         assert not resolver.failing
-    assert resolver.fetch(LOG, [row.published]) == []
+    assert resolver.fetch(LOG, [row.published], SetAside()) == []
     assert resolver.blocked == {}
 
 

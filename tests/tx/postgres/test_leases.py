@@ -16,7 +16,7 @@ from txmq.model.decider import DatabaseId
 from txmq.model.message import ROLLBACK, UNKNOWN
 from txmq.tx.postgres.blocking import enqueue, may_have_reported
 from txmq.tx.postgres.brokers import DatabaseLease, registered, take_over
-from txmq.tx.postgres.outbox import NewOutboxRow
+from txmq.tx.postgres.outbox import NewOutboxRow, SetAside
 from txmq.tx.postgres.resolver import TokenResolver
 from txmq.tx.postgres.session import connect
 
@@ -38,7 +38,7 @@ def works(database: str, resolver: TokenResolver) -> bool:
     with closing(connect(database, application_name="test")) as connection:
         enqueue(connection, [NewOutboxRow(log_id, token, None, "s", 1, [], b"content")])
     [answer] = resolver.resolve([check_of(database, token)._replace(log_id=log_id)])
-    fetched = resolver.fetch(log_id, [])
+    fetched = resolver.fetch(log_id, [], SetAside())
     fenced = rows(database, "SELECT FROM public.txmq_token WHERE tok = %s", str(token))
     if answer.verdict is UNKNOWN:
         assert (fetched, fenced, resolver.holds_lease) == (None, [], False)

@@ -18,7 +18,7 @@ from txmq.model.message import COMMIT, ROLLBACK, UNKNOWN
 from txmq.testing.postgres_server import OwnServer
 from txmq.tx.postgres.blocking import enqueue, fetch, insert_token
 from txmq.tx.postgres.identity import ServerIdentity
-from txmq.tx.postgres.outbox import NewOutboxRow
+from txmq.tx.postgres.outbox import NewOutboxRow, SetAside
 from txmq.tx.postgres.resolver import Answer, Check, TokenResolver
 from txmq.tx.postgres.session import connect
 
@@ -88,11 +88,11 @@ def test_a_row_of_a_promoted_standby_outlives_the_published_one_with_its_number(
     cut_off(primary, standby)
     put_rows(old, 80)  # a sequence is logged 32 numbers ahead
     with closing(connect(old, application_name="test")) as connection:
-        published = [row.published for row in fetch(connection, LOG, [])]
+        published = [row.published for row in fetch(connection, LOG, [], SetAside())]
     standby.execute("SELECT pg_promote()")
     put_rows(new, 1)
     with closing(connect(new, application_name="test")) as connection:
-        [row] = fetch(connection, LOG, published)
+        [row] = fetch(connection, LOG, published, SetAside())
         assert row.seq in [other.seq for other in published]
         assert row.published not in published
-        assert fetch(connection, LOG, [row.published]) == []
+        assert fetch(connection, LOG, [row.published], SetAside()) == []

@@ -12,7 +12,7 @@ import pytest
 from tests.tx.postgres.support import LOG, check_of, new_token, poor_role, producer, rows, xid_of
 from txmq.model.message import Decision
 from txmq.tx.postgres.blocking import enqueue, insert_token
-from txmq.tx.postgres.outbox import NewOutboxRow
+from txmq.tx.postgres.outbox import NewOutboxRow, SetAside
 from txmq.tx.postgres.resolver import TokenResolver
 from txmq.tx.postgres.schema import check
 from txmq.tx.postgres.session import connect
@@ -55,11 +55,11 @@ def test_a_hidden_outbox_is_an_error_and_not_an_empty_one(database: str, broker_
         connection.commit()
     secure(database, "txmq_outbox")
     with closing(TokenResolver(broker_role)) as resolver:
-        assert resolver.fetch(LOG, []) is None
+        assert resolver.fetch(LOG, [], SetAside()) is None
         assert resolver.failing
         assert "row-level security" in resolver.trouble
     with closing(TokenResolver(database)) as resolver:  # the owner sees every row
-        assert [row.content for row in resolver.fetch(LOG, []) or ()] == [b"x"]
+        assert [row.content for row in resolver.fetch(LOG, [], SetAside()) or ()] == [b"x"]
 
 
 def test_the_check_names_the_tables_whose_rows_are_hidden(database: str, broker_role: str) -> None:

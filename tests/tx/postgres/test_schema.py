@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import re
 import secrets
 import threading
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 
+import psycopg2
 import pytest
 
 from tests.tx.postgres.support import LOG, new_token, poor_role, rows
 from txmq.errors import DatabaseError, SchemaMissing, UnsupportedServer
 from txmq.testing.postgres_server import PostgresServer
+from txmq.tx.outbox_entry import order_key
 from txmq.tx.postgres import schema
 from txmq.tx.postgres.identity import Server, ServerIdentity, require_supported
 from txmq.tx.postgres.schema import check, install
@@ -80,8 +84,9 @@ def test_a_later_version_begins_with_this_one(
     assert rows(empty_database, "SELECT tok::text FROM txmq_token") == [(token,)] * installed
 
 
-@pytest.mark.parametrize("encoding", ["SQL_ASCII", "LATIN2", "EUC_JP", "UTF8"])
-def test_a_database_of_any_encoding_has_the_tables(postgres: PostgresServer, encoding: str) -> None:
+@contextmanager
+def encoded(postgres: PostgresServer, encoding: str) -> Iterator[str]:
+    """Yield the DSN of a database of that encoding, with the tables."""
     name = f"txmq_{encoding.lower()}_{secrets.token_hex(4)}"
     postgres.execute(
         f"CREATE DATABASE {name} TEMPLATE template0 ENCODING '{encoding}'"
@@ -89,9 +94,32 @@ def test_a_database_of_any_encoding_has_the_tables(postgres: PostgresServer, enc
     )
     try:
         run_install(postgres.dsn(name))
-        assert run_check(postgres.dsn(name)) == []
+        yield postgres.dsn(name)
     finally:
         postgres.drop_database(name)
+
+
+@pytest.mark.parametrize("encoding", ["SQL_ASCII", "LATIN2", "EUC_JP", "UTF8"])
+def test_a_database_of_any_encoding_has_the_tables(postgres: PostgresServer, encoding: str) -> None:
+    with encoded(postgres, encoding) as dsn:
+        assert run_check(dsn) == []
+
+
+@pytest.mark.parametrize("encoding", ["LATIN2", "UTF8"])
+def test_sends_are_judged_and_ordered_by_their_bytes_in_utf_8(
+    postgres: PostgresServer, encoding: str
+) -> None:
+    sent = "SELECT public.txmq_send('t', %s, 'b', %s)"
+    with encoded(postgres, encoding) as dsn:
+        rows(dsn, BROKER_ROW)
+        rows(dsn, sent, "é" * 512, json.dumps({"h": "é" * 16_000}))
+        rows(dsn, sent, None, None)
+        keys = [[order_key("t", "é" * 512)], []]
+        assert rows(dsn, "SELECT keys FROM txmq_outbox ORDER BY seq") == [(key,) for key in keys]
+        with pytest.raises(psycopg2.Error, match="a key of 1026 bytes"):
+            rows(dsn, sent, "é" * 513, None)
+        with pytest.raises(psycopg2.Error, match="invalid headers"):
+            rows(dsn, sent, None, json.dumps({"h": "é" * 16_400}))
 
 
 @pytest.mark.parametrize("isolation", ["read committed", "serializable"])

@@ -19,7 +19,7 @@ from txmq.testing.postgres_server import OwnServer
 from txmq.testing.wait import wait_until
 from txmq.tx.postgres import bounds
 from txmq.tx.postgres.blocking import enqueue, look, prepare
-from txmq.tx.postgres.outbox import NewOutboxRow, OutboxRow
+from txmq.tx.postgres.outbox import NewOutboxRow, OutboxRow, SetAside
 from txmq.tx.postgres.prepared import NotReplicated
 from txmq.tx.postgres.resolver import ResolverPolicy, TokenResolver
 from txmq.tx.postgres.session import Connection
@@ -79,12 +79,12 @@ def test_rows_of_the_outbox_that_no_standby_has_confirmed_wait(
             TokenResolver(crashable_database, policy=ResolverPolicy(first_pause_s=0.01))
         ) as resolver,
     ):
-        wait_until(lambda: resolver.fetch(LOG, []) == [], what="an answer")
+        wait_until(lambda: resolver.fetch(LOG, [], SetAside()) == [], what="an answer")
         enqueue(connection, [NewOutboxRow(LOG, token, None, "shop", 1, [1], b"x")])
         cancelled(crashable_postgres, connection, connection.commit)
 
         def refused() -> bool:
-            assert resolver.fetch(LOG, []) is None
+            assert resolver.fetch(LOG, [], SetAside()) is None
             return "no synchronous standby has confirmed" in resolver.trouble
 
         wait_until(refused, what="the reason")
@@ -93,7 +93,7 @@ def test_rows_of_the_outbox_that_no_standby_has_confirmed_wait(
         found = list[OutboxRow]()
 
         def fetched() -> bool:
-            found.extend(resolver.fetch(LOG, []) or ())
+            found.extend(resolver.fetch(LOG, [], SetAside()) or ())
             return bool(found)
 
         wait_until(fetched, what="the row")

@@ -16,6 +16,7 @@ from txmq.model.decider import ByPostgres, DatabaseId
 from txmq.model.message import Decision
 from txmq.model.units import MILLISECOND, SECOND
 from txmq.tx.postgres.identity import ServerIdentity
+from txmq.tx.postgres.outbox import SetAside
 from txmq.tx.postgres.partitions import CallerTime
 from txmq.tx.postgres.resolver import Answer, Check, ResolverPolicy, TokenResolver
 
@@ -33,11 +34,11 @@ if TYPE_CHECKING:
     from txmq.tx.postgres.partitions import MaintenanceReport
     from txmq.tx.postgres.resolver import ReportMemory
 
-SKIPPED_TICKS = 8  # between reads of an outbox whose next row could not be published
 TOKENS_PER_CALL = 1_000  # their answers take one turn of the reactor
 RECHECKED_TOKENS = 8  # at each probe: their locks may take 50 ms each
 MAX_BLOCKED_TOKENS = 1_000  # others wait for their time
 CONFIRM_US = 5 * SECOND  # between reports while bundles arrive
+RETRY_US = 4 * SECOND  # between attempts at rows that could not be published
 PROBE_US = 30 * SECOND  # a database without checks for so long is probed
 log = structlog.get_logger()
 _Waiting: TypeAlias = "Sequence[tuple[Check, Callable[[Answer], None]]]"
@@ -66,7 +67,8 @@ class DatabaseResolver:
         self._log_id, self._broker, self._publish = log_id, broker, publish
         self._in_thread, self._now = in_thread, now
         self._fetch_due = self._publishing = False
-        self._skipped_ticks = 0  # still to skip, after a row that could not be published
+        self._aside, self._outbox_stopped = SetAside(), False
+        self._retry_at = 0  # to publish what is set aside, or has stopped the work
         self._published_rows: list[PublishedRow] = []  # of the outbox, and not deleted yet
         policy = ResolverPolicy(end_stuck_after_s=settings.end_backend_after_s)
         self._resolver = TokenResolver(settings.dsn, policy=policy, lease=lease, memory=memory)
@@ -263,7 +265,9 @@ class DatabaseResolver:
             self._begin(self._probed, self._resolver.probe)
         elif self._fetch_due:
             self._fetch_due = False
-            self._begin(self._fetched, self._resolver.fetch, self._log_id, self._published_rows)
+            self._begin(
+                self._fetched, self._resolver.fetch, self._log_id, self._published_rows, self._aside
+            )
 
     def _begin(
         self,
@@ -287,14 +291,14 @@ class DatabaseResolver:
 
     def fetch_outbox(self) -> None:
         """Plan to read the outbox, unless the last rows are still being published."""
-        self._skipped_ticks = max(0, self._skipped_ticks - 1)
-        if (
-            self._publish is not None
-            and not self._twins()
-            and not (self._publishing or self._skipped_ticks)
-        ):
-            self._fetch_due = True
-            self._next_call()
+        if self._publish is None or self._publishing or self._twins():
+            return
+        if self._retry_at <= self._now():
+            self._aside = SetAside()
+        elif self._outbox_stopped or self._aside.full:
+            return
+        self._fetch_due = True
+        self._next_call()
 
     def _fetched(self, rows: list[OutboxRow] | None) -> None:
         self._call_ended(compared=False)
@@ -302,22 +306,28 @@ class DatabaseResolver:
             if self._published_rows:
                 crashpoint("outbox.after_delete")
             self._published_rows = []
-        if rows == []:  # an operator has removed the row that was stuck
-            self._outbox_error, self._outbox_stuck_since = "", 0
+        if rows == []:
+            self._note_outbox("")
         if rows and self._publish is not None:
             self._publishing = True
-            self._publish(rows, self.name, lambda count, why: self._published(rows, count, why))
+            self._publish(rows, self.name, self._aside, self._published)
         self._next_call()
 
-    def _published(self, rows: list[OutboxRow], count: int, trouble: str) -> None:
+    def _published(self, done: list[PublishedRow], trouble: str) -> None:
         crashpoint("outbox.after_publish")
-        self._publishing, self._fetch_due = False, True
-        self._published_rows = [row.published for row in rows[:count]]
-        if count < len(rows):
-            self._fetch_due, self._skipped_ticks = count > 0, SKIPPED_TICKS
-        self._outbox_error = f"row {rows[count].seq}: {trouble}" if trouble else ""
-        self._outbox_stuck_since = (self._outbox_stuck_since or self._now()) if trouble else 0
+        self._publishing, self._published_rows = False, done
+        self._note_outbox(trouble)
+        self._fetch_due = bool(done) or not (trouble or self._aside.full)
         self._next_call()
+
+    def _note_outbox(self, trouble: str) -> None:
+        """Note the health of the outbox; `trouble` has stopped the work on it."""
+        self._outbox_stopped = bool(trouble)
+        self._outbox_error = trouble or str(self._aside)
+        now = self._now()
+        self._outbox_stuck_since = (self._outbox_stuck_since or now) if self._outbox_error else 0
+        if self._outbox_error and self._retry_at <= now:
+            self._retry_at = now + RETRY_US
 
     def _resolve_pending(self) -> None:
         checks = list(self._pending)[:TOKENS_PER_CALL]

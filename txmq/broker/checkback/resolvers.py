@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from txmq.core.transactions.model import Transaction
     from txmq.model.decider import DatabaseId
     from txmq.model.message import Decision
-    from txmq.tx.postgres.outbox import OutboxRow
+    from txmq.tx.postgres.outbox import OutboxRow, PublishedRow, SetAside
 
 
 class ResolverStatus(NamedTuple):
@@ -49,12 +49,17 @@ DatabaseBack = Callable[[Callable[[ByPostgres], bool]], object]
 
 
 class PublishRows(Protocol):
-    """Publishes rows in their order, up to the first that fails. `over` gets the number
-    of published rows once they are durable, and the error of the next.
+    """Publishes rows in their order. One that is refused is set aside, and those of its
+    keys wait. `over` gets the published rows once they are durable, and the error that
+    has stopped the work.
     """
 
     def __call__(
-        self, rows: Sequence[OutboxRow], by: str, over: Callable[[int, str], None]
+        self,
+        rows: Sequence[OutboxRow],
+        by: str,
+        aside: SetAside,
+        over: Callable[[list[PublishedRow], str], None],
     ) -> None: ...
 
 

@@ -222,7 +222,7 @@ ALARM_RULES = (
         "outbox.stuck",
         "critical",
         conditions.outbox_stuck,
-        "txmq outbox list DSN; remove the cause, or the row: it blocks all transactions behind it",
+        "txmq outbox list DSN; remove the cause, or the row: those of its keys wait behind it",
     ),
     AlarmRule(
         "token.cleanup_stuck",

@@ -7,6 +7,8 @@ then, and the repetition changes nothing.
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+from itertools import islice
 from typing import TYPE_CHECKING
 
 import structlog
@@ -19,15 +21,25 @@ from txmq.errors import RequestRejected, TxmqError
 from txmq.tx.outbox_entry import TopicPartitions, outbox_part, unpack_entries
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from txmq.broker.engine.engine import Engine
     from txmq.broker.reactor.interfaces import Clock
     from txmq.config.broker import BrokerSettings
-    from txmq.tx.postgres.outbox import OutboxRow
+    from txmq.tx.postgres.outbox import OutboxRow, PublishedRow, SetAside
 
 ROWS_PER_STEP = 16  # in one turn of the reactor, for which other requests wait
 log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class _Publication:
+    """The work on the rows of one fetch: see `PublishRows`."""
+
+    by: str
+    aside: SetAside
+    over: Callable[[list[PublishedRow], str], None]
+    done: list[PublishedRow] = field(default_factory=list)
 
 
 class OutboxPublisher:
@@ -37,33 +49,39 @@ class OutboxPublisher:
         self._engine, self._settings, self._clock = engine, settings, clock
 
     def __call__(
-        self, rows: Sequence[OutboxRow], by: str, over: Callable[[int, str], None]
+        self,
+        rows: Sequence[OutboxRow],
+        by: str,
+        aside: SetAside,
+        over: Callable[[list[PublishedRow], str], None],
     ) -> None:
-        self._step(rows, 0, by, over)
+        self._step(iter(rows), _Publication(by, aside, over))
 
-    def _step(
-        self, rows: Sequence[OutboxRow], done: int, by: str, over: Callable[[int, str], None]
-    ) -> None:
+    def _step(self, rows: Iterator[OutboxRow], work: _Publication) -> None:
+        step = list(islice(rows, ROWS_PER_STEP))
         trouble = ""
-        for row in rows[done : done + ROWS_PER_STEP]:
-            if trouble := self._try_publish(row):
-                log.error("outbox.stuck", by=by, seq=row.seq, token=row.token.hex, reason=trouble)
+        for row in step:
+            if not work.aside.holds(row) and (trouble := self._try_publish(row, work)):
                 break
-            done += 1
+        if trouble or not step:
+            self._engine.answer_when_durable(lambda _: work.over(work.done, trouble), None)
         else:
-            if done < len(rows):
-                self._clock.callLater(0, self._step, rows, done, by, over)
-                return
-        self._engine.answer_when_durable(lambda _: over(done, trouble), None)
+            self._clock.callLater(0, self._step, rows, work)
 
-    def _try_publish(self, row: OutboxRow) -> str:
-        """Publish a row. Return the error, empty if there was none. Later rows have to
-        wait behind a failed one: they may hold its keys.
-        """
+    def _try_publish(self, row: OutboxRow, work: _Publication) -> str:
+        """Publish a row or set it aside. Return an error that stops the others, too."""
         try:
             self._publish(row)
         except TxmqError as error:
-            return str(error)
+            refusal = error
+        else:
+            work.done.append(row.published)
+            return ""
+        why = str(refusal)
+        log.error("outbox.stuck", by=work.by, seq=row.seq, token=row.token.hex, reason=why)
+        if refusal.retriable:
+            return f"row {row.seq}: {why}"
+        work.aside.add(row, why)
         return ""
 
     def _publish(self, row: OutboxRow) -> None:
@@ -78,10 +96,9 @@ class OutboxPublisher:
             command, lambda reply: refused.append(reply) if isinstance(reply, Rejected) else None
         )
         if get(self._engine.state, row.token.bytes) is None:  # accepted commands apply at once
+            kind = refused[0].error if refused else RequestRejected
             why = refused[0].message if refused else "the group was refused"
-            raise RequestRejected(
-                f"transaction {row.token.hex}: {why}", hint="see: txmq outbox list"
-            )
+            raise kind(f"transaction {row.token.hex}: {why}", hint="see: txmq outbox list")
 
     def _shape(self, name: str) -> TopicPartitions:
         if name not in self._engine.state.topics and self._settings.create_topics:

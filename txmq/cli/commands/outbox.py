@@ -42,8 +42,8 @@ def list_(
     *,
     limit: Annotated[int, typer.Option(min=1, max=MAX_ROWS, help="Maximum number of rows.")] = 100,
 ) -> None:
-    """List rows in the order of publication. The first row of a broker holds up the
-    later ones.
+    """List rows in the order of publication. One that cannot be published holds up
+    later ones of its keys.
     """
     from txmq.tx.postgres import outbox_rows
 

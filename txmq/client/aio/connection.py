@@ -181,7 +181,7 @@ class Connector:
         for address in others:
             try:
                 return await self._open_one(loop, make, address)
-            except (OSError, TimeoutError):
+            except (OSError, TxmqError):
                 continue
         return await self._open_one(loop, make, last)
 
@@ -280,9 +280,7 @@ class PersistentConnection:
                     pause = min(2 * pause, LONGEST_PAUSE_S)
         finally:  # also where the loop ends without `stop`
             self._stopped = True
-            for waiter in self._waiting:
-                if not waiter.done():
-                    waiter.set_exception(client_closed())
+            self._fail_waiting(client_closed())
 
     async def _connect(self) -> AioConnection | None:
         """Return a welcomed connection; None after a failed attempt."""
@@ -290,12 +288,19 @@ class PersistentConnection:
             link = await self._connector.open(self._loop, self._make)
         except Exception as error:  # noqa: BLE001  # whatever it was, it is tried again
             self.error = error if isinstance(error, TxmqError | OSError) else None
-            if self._refused is not None and isinstance(error, TxmqError) and is_final(error):
-                self._refused(error)
+            if isinstance(error, TxmqError) and is_final(error):
+                self._fail_waiting(error)
+                if self._refused is not None:
+                    self._refused(error)
             return None
         self.error = None
         self._attach(link)
         return link
+
+    def _fail_waiting(self, error: TxmqError) -> None:
+        for waiter in self._waiting:
+            if not waiter.done():
+                waiter.set_exception(error)
 
     async def wait_connected(self, seconds: float) -> AioConnection:
         """Return the connection, as soon as there is one.

@@ -10,6 +10,7 @@ from pydantic import BaseModel, ValidationError
 
 from txmq.errors import LocalProtocolError
 from txmq.errors.validation import first_mistake
+from txmq.model.tracebacks import text_of
 
 if TYPE_CHECKING:
     from txmq.client.protocol.letters import DeadLetter
@@ -40,7 +41,7 @@ def check_body(body: bytes, model: type[BaseModel] | BodyCheck) -> None:
         message = f"the body is no {error.title}: {'.'.join(where) or 'the whole'}: {reason}"
         raise LocalProtocolError(message, hint="nothing was sent: mend the body") from None
     except Exception as error:
-        message = f"the body is invalid: {type(error).__name__}: {str(error)[:MAX_REASON]}"
+        message = f"the body is invalid: {type(error).__name__}: {text_of(error)[:MAX_REASON]}"
         raise LocalProtocolError(message, hint="nothing was sent: mend the body") from error
 
 

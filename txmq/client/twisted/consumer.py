@@ -179,7 +179,7 @@ class TwistedConsumer(TwistedCloseable):
         """
 
         async def run() -> None:
-            require_handler(handler, coroutines=inbox is None)
+            require_handler(handler, inbox, coroutines=inbox is None)
             in_reactor = partial(self._bridge.in_reactor, handler)
             call: Any = self._stated.run  # which of its overloads, the arguments decide
             await call(

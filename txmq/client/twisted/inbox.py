@@ -56,7 +56,6 @@ class ThreadWorker(inbox.InboxWorker):
 
     def __init__(
         self,
-        run: Run,
         members: LoopMembers,
         inboxes: Mapping[object, inbox.Inbox],
         handler: Handler,
@@ -68,10 +67,9 @@ class ThreadWorker(inbox.InboxWorker):
             return database.thread.call(partial(handler, *arguments))
 
         super().__init__(members, inboxes, handle, database, lists=lists)
-        self._run = run
 
     async def _sleep(self, seconds: float) -> None:
-        if await self._run.has_ended(seconds):
+        if await self.run.has_ended(seconds):
             raise Stopped
 
 
@@ -85,7 +83,6 @@ async def run_in_threads(
         await run.work(
             [
                 ThreadWorker(
-                    run,
                     members,
                     inboxes,
                     handler,

@@ -1,6 +1,6 @@
 """Cells: numbers of the dead letters that share state, topic, error and day of death.
 
-A row of table `letter_cells` counts them by quarters of an hour (docs/decisions/0137).
+A row of table `letter_cells` counts them by quarters of an hour (docs/decisions/0091).
 All rows follow from table `failed`.
 """
 

@@ -1,5 +1,5 @@
 """What waits on the disks of producers and consumers
-(docs/decisions/0090-local-recovery.md).
+(docs/decisions/0090-local-stores.md).
 
 `database` is a file with its owner and its group commit, `damage` its opening. `store`
 is the consumer's local store: `folder` is its place, `rows` has its tables, `view` and

@@ -19,6 +19,7 @@ from txmq.tx.postgres.errors import translated
 
 AT_ONCE: Final = 256  # rows of one fetch
 BYTES_AT_ONCE: Final = 8 << 20
+MOST_ASIDE: Final = 1_000  # rows
 # isolation levels at which each statement sees all that was committed before it
 _FRESH: Final = ("read committed", "read uncommitted")
 _STATUS: Final = """
@@ -49,12 +50,15 @@ _DELETE: Final = """
 DELETE FROM public.txmq_outbox WHERE log_id = %(log_id)s::uuid AND seq = ANY (%(done)s::int8[])
     AND (seq, tok) IN (SELECT * FROM unnest(%(done)s::int8[], %(tokens)s::uuid[]));
 """
+# A table of the join, because a scan of an outbox without rows would not evaluate a
+# condition on the floor.
 _FETCH: Final = """
-SELECT seq, tok::text, service, content FROM (
+SELECT seq, tok::text, service, keys, content FROM (
     SELECT *, sum(octet_length(content)) OVER (ORDER BY seq) AS total,
         row_number() OVER (ORDER BY seq) AS place
-    FROM (SELECT * FROM public.txmq_outbox WHERE log_id = %(log_id)s::uuid
-        AND seq >= (SELECT public.txmq_outbox_settle(%(log_id)s::uuid))
+    FROM public.txmq_outbox_settle(%(log_id)s::uuid) AS floor, LATERAL (
+        SELECT * FROM public.txmq_outbox WHERE log_id = %(log_id)s::uuid AND seq >= floor
+            AND seq <> ALL (%(aside)s::int8[]) AND NOT keys && %(waiting)s::int8[]
         ORDER BY seq LIMIT %(most)s::int8) AS first
 ) AS sized WHERE place = 1 OR total <= %(bytes)s::int8 ORDER BY seq
 """
@@ -107,12 +111,43 @@ class OutboxRow(NamedTuple):
     seq: int
     token: UUID
     service: str
+    keys: Sequence[int]
     content: bytes
 
     @property
     def published(self) -> PublishedRow:
         """Return what names the row once it is published."""
         return PublishedRow(self.seq, self.token)
+
+
+class SetAside:
+    """Rows that cannot be published, and the keys that wait for them. Others go on."""
+
+    def __init__(self) -> None:
+        self.rows: dict[int, str] = {}  # why, by the number of the row
+        self.keys: set[int] = set()
+
+    def add(self, row: OutboxRow, why: str) -> None:
+        """Set a row aside, for that reason."""
+        self.rows[row.seq] = why
+        self.keys.update(row.keys)
+
+    def holds(self, row: OutboxRow) -> bool:
+        """Return whether a row has to wait for one of these."""
+        return not self.keys.isdisjoint(row.keys)
+
+    @property
+    def full(self) -> bool:
+        """True where there are too many to look behind them."""
+        return len(self.rows) >= MOST_ASIDE
+
+    def __str__(self) -> str:
+        """Name the first row, and say how many there are; "" = none."""
+        if not self.rows:
+            return ""
+        seq, why = next(iter(self.rows.items()))
+        more = len(self.rows) - 1
+        return f"row {seq}: {why}" + (f" ({more} more are set aside)" if more else "")
 
 
 async def read_status(driver: Driver, log_ids: Sequence[UUID]) -> dict[UUID, OutboxStatus]:
@@ -155,14 +190,19 @@ async def enqueue(driver: Driver, entering: Sequence[NewOutboxRow]) -> None:
             await driver.execute(_ENQUEUE if row.replaced is None else _EXCHANGE + _ENQUEUE, values)
 
 
-async def fetch(driver: Driver, log_id: UUID, done: Sequence[PublishedRow]) -> list[OutboxRow]:
-    """Delete the rows that are done, and return the next ones in order. Raises
-    DatabaseError, also where no synchronous standby has confirmed them.
+async def fetch(
+    driver: Driver, log_id: UUID, done: Sequence[PublishedRow], aside: SetAside
+) -> list[OutboxRow]:
+    """Delete the rows that are done, and return the next ones in order, without those
+    set aside and those that wait for their keys. Raises DatabaseError, also where no
+    synchronous standby has confirmed them.
     """
     values = {
         "log_id": str(log_id),
         "done": [row.seq for row in done],
         "tokens": [str(row.token) for row in done],
+        "aside": list(aside.rows),
+        "waiting": list(aside.keys),
         "most": AT_ONCE,
         "bytes": BYTES_AT_ONCE,
     }
@@ -171,8 +211,8 @@ async def fetch(driver: Driver, log_id: UUID, done: Sequence[PublishedRow]) -> l
     if rows:
         await _require_confirmed(driver)
     return [
-        OutboxRow(seq, UUID(token), service, bytes(content))
-        for seq, token, service, content in rows
+        OutboxRow(seq, UUID(token), service, keys, bytes(content))
+        for seq, token, service, keys, content in rows
     ]
 
 

@@ -36,7 +36,7 @@ from txmq.tx.postgres.brokers import (
 from txmq.tx.postgres.errors import is_busy
 from txmq.tx.postgres.evidence import FENCE, PROVE, Limits, Written, end_stuck, running, write
 from txmq.tx.postgres.identity import Server, ServerIdentity, TimelineHistory
-from txmq.tx.postgres.outbox import OutboxRow, PublishedRow
+from txmq.tx.postgres.outbox import OutboxRow, PublishedRow, SetAside
 from txmq.tx.postgres.partitions import CallerTime, MaintenanceReport, maintain
 from txmq.tx.postgres.session import Connection, connect
 
@@ -204,8 +204,11 @@ class TokenResolver:
         """Return whether the last attempt failed, for the reason in `trouble`."""
         return self._failures > 0
 
-    def fetch(self, log_id: UUID, done: Sequence[PublishedRow]) -> list[OutboxRow] | None:
-        """Delete rows of the outbox that are done, and return the next ones.
+    def fetch(
+        self, log_id: UUID, done: Sequence[PublishedRow], aside: SetAside
+    ) -> list[OutboxRow] | None:
+        """Delete rows of the outbox that are done, and return the next ones that need
+        not wait for any set aside.
 
         None where the database cannot be asked now: pass `done` again.
         """
@@ -215,7 +218,7 @@ class TokenResolver:
         with self._noting("outbox"):
             connection = self._open()
             if self._keep_lease(connection):
-                rows = fetch(connection, log_id, done)
+                rows = fetch(connection, log_id, done, aside)
         return rows
 
     @contextmanager

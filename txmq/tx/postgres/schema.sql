@@ -112,7 +112,7 @@ CREATE TABLE public.txmq_outbox (
     messages integer NOT NULL,
     content bytea NOT NULL,
     at timestamptz NOT NULL DEFAULT now(),
-    keys bigint[] NOT NULL DEFAULT '{0}',
+    keys bigint[] NOT NULL DEFAULT '{}',
     PRIMARY KEY (log_id, seq)
 );
 CREATE INDEX txmq_outbox_keys ON public.txmq_outbox USING gin (keys) WITH (fastupdate = off);
@@ -170,7 +170,7 @@ BEGIN
     END IF;
     RETURN wanted IS NULL OR EXISTS (
         SELECT FROM public.txmq_outbox
-        WHERE log_id = log AND seq >= COALESCE(bound, 0) AND keys && (wanted || 0::bigint));
+        WHERE log_id = log AND seq >= COALESCE(bound, 0) AND keys && wanted);
 END $$;
 
 -- Gives the floor, raised before if that is worth it: when the outbox is empty, or a thousand numbers further on.
@@ -236,8 +236,7 @@ CREATE TRIGGER txmq_outbox_number BEFORE INSERT ON public.txmq_outbox
 -- Messages by SQL.
 
 -- Sends a message if the transaction commits, by way of the outbox, and returns the token of its bundle. For triggers
--- and psql. It runs with the caller's rights. A row that no broker can publish would hold up all rows behind it, so
--- what can be judged here is. Where several brokers work on the database, log_id names one.
+-- and psql. It runs with the caller's rights. What no broker would publish is refused, by the bytes of UTF-8. Where several brokers work on the database, log_id names one.
 -- A crash may not take back a row that a broker has seen: the commit is made synchronous.
 CREATE FUNCTION public.txmq_send(topic text, key text, body bytea, headers jsonb DEFAULT NULL, log_id uuid DEFAULT NULL)
 RETURNS uuid LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $$
@@ -249,14 +248,15 @@ DECLARE
         pg_catalog.replace(pg_catalog.gen_random_uuid()::pg_catalog.text, '-', '')
         PLACING pg_catalog.lpad(pg_catalog.to_hex((EXTRACT(epoch FROM born) * 1000)::bigint), 12, '0') FROM 1)
         PLACING '7' FROM 13)::pg_catalog.uuid;
+    utf8_key pg_catalog.bytea := pg_catalog.convert_to(NULLIF($2, ''), 'UTF8');
 BEGIN
-    IF $1 IS NULL OR $1 !~ '^[A-Za-z0-9_-][A-Za-z0-9._-]{0,126}$' THEN
+    IF $1 IS NULL OR $1 !~ '^[A-Za-z0-9_-][A-Za-z0-9._-]{0,126}$' OR $1 ~ '^_txmq[.]' THEN
         RAISE EXCEPTION 'txmq.send: invalid topic name %', pg_catalog.quote_nullable(pg_catalog.left($1, 127))
             USING ERRCODE = '22023',
-            HINT = 'use 1 to 127 characters of A-Z a-z 0-9 . _ -, not beginning with a dot';
+            HINT = 'use 1 to 127 characters of A-Z a-z 0-9 . _ -, not beginning with a dot or _txmq.';
     END IF;
-    IF pg_catalog.octet_length($2) > 1024 THEN
-        RAISE EXCEPTION 'txmq.send: a key of % bytes exceeds the limit of 1024', pg_catalog.octet_length($2)
+    IF pg_catalog.octet_length(utf8_key) > 1024 THEN
+        RAISE EXCEPTION 'txmq.send: a key of % bytes exceeds the limit of 1024', pg_catalog.octet_length(utf8_key)
             USING ERRCODE = '22023';
     END IF;
     IF $3 IS NULL OR pg_catalog.octet_length($3) > 4194304 THEN
@@ -264,7 +264,7 @@ BEGIN
             COALESCE(pg_catalog.octet_length($3)::pg_catalog.text, 'NULL')
             USING ERRCODE = '22023', HINT = 'give up to 4194304 bytes';
     END IF;
-    IF pg_catalog.jsonb_typeof($4) <> 'object' OR pg_catalog.octet_length($4::pg_catalog.text) > 32768
+    IF pg_catalog.jsonb_typeof($4) <> 'object' OR pg_catalog.octet_length(pg_catalog.convert_to($4::pg_catalog.text, 'UTF8')) > 32768
         OR (SELECT pg_catalog.count(*) > 64 OR pg_catalog.bool_or(pg_catalog.jsonb_typeof(header.value) <> 'string')
             FROM pg_catalog.jsonb_each(CASE pg_catalog.jsonb_typeof($4) WHEN 'object' THEN $4 END) header) THEN
         RAISE EXCEPTION 'txmq.send: invalid headers' USING ERRCODE = '22023',
@@ -281,8 +281,12 @@ BEGIN
         PERFORM pg_catalog.set_config('synchronous_commit', 'on', true);
     END IF;
     INSERT INTO public.txmq_token (tok, log_id) VALUES (token, logs[1]);
-    INSERT INTO public.txmq_outbox (log_id, tok, service, messages, content)
-    VALUES (logs[1], token, 'sql', 1, pg_catalog.convert_to(pg_catalog.jsonb_build_object(
+    INSERT INTO public.txmq_outbox (log_id, tok, service, messages, keys, content)
+    VALUES (logs[1], token, 'sql', 1,
+        CASE WHEN utf8_key IS NULL THEN '{}' ELSE ARRAY[('x' || pg_catalog.encode(pg_catalog.substr(
+            pg_catalog.sha256(pg_catalog.convert_to($1, 'UTF8') || '\x00' || utf8_key), 1, 8), 'hex'))::pg_catalog.bit(64)::bigint]
+        END,
+        pg_catalog.convert_to(pg_catalog.jsonb_build_object(
         'topic', $1, 'key', NULLIF($2, ''), 'headers', COALESCE($4, '{}'), 'body', pg_catalog.encode($3, 'base64'),
         'born_at', (EXTRACT(epoch FROM born) * 1000000)::bigint)::pg_catalog.text, 'UTF8'));
     RETURN token;

@@ -199,7 +199,7 @@ class AioConsumer(ConsumerCalls[LoopMember], AioCloseable):
         returns when all of them have ended.
         """
         options = handler_options(workers, batch, batch_wait, idle_exit)
-        require_handler(handler, coroutines=True)
+        require_handler(handler, inbox, coroutines=True)
         self._members.core.seconds()  # on this loop
         self._members.set_workers(workers * (batch or 1))
         if inbox is not None:

@@ -17,7 +17,6 @@ from txmq.client.aio.consumer.runner import Worker
 from txmq.client.protocol.awaited import inbox
 from txmq.client.protocol.awaited.inbox import EVERY_S, InboxSteps, Stopped, outstanding
 from txmq.client.protocol.consumer.fetched import DeliveredMessage
-from txmq.client.protocol.consumer.handlers import require_finished
 from txmq.tx.postgres.driver import Driver
 from txmq.tx.postgres.drivers import async_driver
 from txmq.tx.postgres.errors import translated
@@ -98,14 +97,10 @@ class InboxWorker(InboxSteps, Worker):
         await self._database.close()
 
     async def _finished(self, answer: object) -> None:
-        try:
-            require_finished(await answer if isawaitable(answer) else answer)
-        except asyncio.CancelledError as error:
-            _raise_if_cancelled()
-            raise RuntimeError(f"it awaited what was cancelled: {error!r}") from error
+        await self.finished(answer)
 
     async def _sleep(self, seconds: float) -> None:
-        _raise_if_cancelled()
+        self.raise_if_cancelled()
         await asyncio.sleep(seconds)
 
 
@@ -122,9 +117,3 @@ async def run_with_inbox(
         await run(inboxes)
     finally:
         await asyncio.gather(*(one.stop() for one in inboxes.values()))
-
-
-def _raise_if_cancelled() -> None:
-    task = asyncio.current_task()
-    if task is not None and task.cancelling():
-        raise asyncio.CancelledError

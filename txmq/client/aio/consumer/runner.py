@@ -6,7 +6,7 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from inspect import isawaitable
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from txmq.client.aio.consumer.members import LoopMembers
 from txmq.client.protocol.consumer.fetched import DeliveredMessage
@@ -23,8 +23,34 @@ Handler: TypeAlias = Callable[..., object]
 class Worker(ABC):
     """One of the workers of a run: it handles the messages of one call at a time."""
 
+    run: Run  # which it is one of
+
     def __init__(self, members: LoopMembers) -> None:
         self._members = members
+
+    def raise_if_cancelled(self) -> None:
+        """Raise CancelledError where the run is cancelled.
+
+        A handler may have cancelled its own task, which then is to go on.
+        """
+        if self.run.cancelled:
+            raise asyncio.CancelledError
+        task = asyncio.current_task()
+        while task is not None and task.cancelling():
+            task.uncancel()
+
+    async def finished(self, answer: object) -> None:
+        """Wait for what the handler has returned. Raises LocalProtocolError where its
+        work may not be done, and RuntimeError where it was cancelled, but not the run.
+        """
+        task = asyncio.current_task()
+        try:
+            require_finished(await answer if isawaitable(answer) else answer)
+            if task is not None and task.cancelling():
+                await asyncio.sleep(0)  # the cancellation comes here
+        except asyncio.CancelledError as error:
+            self.raise_if_cancelled()
+            raise RuntimeError("the handler was cancelled, or what it awaited") from error
 
     @abstractmethod
     async def process(self, messages: Sequence[DeliveredMessage]) -> None:
@@ -46,6 +72,13 @@ class PlainWorker(Worker):
         """Handle the messages, as often in place as the consumer may, and settle
         them.
         """
+        try:
+            await self._process(messages)
+        except SystemExit as error:  # counts as a failure, or the next process would end, too
+            self._members.nack_many(failed_messages(messages, error), error=error)
+            raise
+
+    async def _process(self, messages: Sequence[DeliveredMessage]) -> None:
         members, error = self._members, await self._attempt(messages)
         attempts = None if error is None else members.in_place()
         while error is not None and attempts is not None:
@@ -59,19 +92,9 @@ class PlainWorker(Worker):
             error = await self._attempt(messages)
 
     async def _attempt(self, messages: Sequence[DeliveredMessage]) -> BaseException | None:
-        """Handle and ack the messages. Return the error if that fails.
-
-        A handler that awaits what somebody else has cancelled fails like any other; one
-        that is cancelled itself ends the worker.
-        """
+        """Handle and ack the messages. Return the error if that fails."""
         try:
-            answer = self._handler(messages if self._lists else messages[0])
-            require_finished(await answer if isawaitable(answer) else answer)
-        except asyncio.CancelledError as error:
-            task = asyncio.current_task()
-            if task is None or task.cancelling():
-                raise
-            return error
+            await self.finished(self._handler(messages if self._lists else messages[0]))
         except Exception as error:  # noqa: BLE001  # a handler may raise anything
             return error
         self._members.ack_many(messages)
@@ -100,11 +123,19 @@ class Run:
         self._members, self._options = members, options
         self._idle_since = members.loop.time()
         self._ended = asyncio.Event()
+        self._caller: asyncio.Task[Any] | None = None
         self._receiving = set[asyncio.Task[None]]()
+
+    @property
+    def cancelled(self) -> bool:
+        """True once the call of `run` is cancelled, and with it its workers."""
+        return self._caller is not None and self._caller.cancelling() > 0
 
     async def work(self, workers: Sequence[Worker]) -> None:
         """Run the workers; see `run_workers`."""
-        loop = self._members.loop
+        loop, self._caller = self._members.loop, asyncio.current_task()
+        for worker in workers:
+            worker.run = self
         tasks = [
             loop.create_task(self._work(worker), name=f"txmq-{self._members.settings.group}-{n}")
             for n, worker in enumerate(workers)

@@ -228,7 +228,7 @@ class BlockingConsumer(ConsumerCalls[ThreadedMember]):
         return.
         """
         options = handler_options(workers, batch, batch_wait, idle_exit)
-        require_handler(handler)
+        require_handler(handler, inbox)
         self._members.set_workers(workers * (batch or 1))
         if inbox is None:
             run_plain(self._members, handler, options, stop or Event())

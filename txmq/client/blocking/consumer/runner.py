@@ -66,9 +66,13 @@ class PlainWorker:
         self._stop = stop
 
     def __call__(self, messages: Sequence[DeliveredMessage]) -> None:
-        error = self._attempt(messages)
-        if error is not None:
-            self._attempt_again(messages, error)
+        try:
+            error = self._attempt(messages)
+            if error is not None:
+                self._attempt_again(messages, error)
+        except SystemExit as error:  # counts as a failure, or the next process would end, too
+            self._source.nack_many(failed_messages(messages, error), error=error)
+            raise
 
     def _attempt(self, messages: Sequence[DeliveredMessage]) -> Exception | None:
         """Handle and ack the messages. Return the error if that fails."""

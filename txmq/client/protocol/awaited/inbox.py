@@ -176,7 +176,7 @@ class _HandlerFailed(Exception):
     """The handler raised `error`."""
 
     def __init__(self, error: Exception) -> None:
-        super().__init__(str(error))
+        super().__init__()
         self.error = error
 
 
@@ -209,6 +209,7 @@ class InboxSteps(ABC):
         # Of every commit. It has no row: the inbox shows the outcome of a commit.
         self._token = new_token()
         self._failed: set[tuple[str, str]] = set()  # keys of the messages that may not go on
+        self._handled: Sequence[DeliveredMessage] = ()  # the handler was last called with
 
     @abstractmethod
     async def _finished(self, answer: object) -> None:
@@ -231,6 +232,14 @@ class InboxSteps(ABC):
         open already. Raises Stopped; then the rest is to be returned.
         """
         self._failed.clear()
+        self._handled = ()
+        try:
+            await self._apply_all(messages, claims)
+        except SystemExit as error:  # counts as a failure, or the next process would end, too
+            self._nack(self._handled, error)
+            raise
+
+    async def _apply_all(self, messages: Sequence[DeliveredMessage], claims: Claims | None) -> None:
         if len(messages) == 1:
             error = await self._apply_in_place(messages, claims)
             if error is not None:
@@ -413,6 +422,7 @@ class InboxSteps(ABC):
             raise _NotOpen
 
     async def _handle(self, messages: Sequence[DeliveredMessage], driver: Driver) -> None:
+        self._handled = messages
         argument: Any = messages if self._lists else messages[0]
         try:
             await self._finished(self._handler(argument, driver.connection))

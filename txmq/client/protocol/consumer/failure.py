@@ -8,6 +8,7 @@ from hashlib import blake2b
 from pathlib import PurePath
 
 from txmq.model.retry import FailureReport
+from txmq.model.tracebacks import text_of, trace
 
 MAX_TYPE, MAX_TEXT = 256, 4_096  # characters and bytes that the broker stores
 FINGERPRINT_FRAMES = 3  # innermost stack frames; without line numbers, which edits change
@@ -26,10 +27,10 @@ def describe_failure(error: BaseException | str | None) -> FailureReport:
     name = _name(type(error))
     frames = traceback.extract_tb(error.__traceback__)[-FINGERPRINT_FRAMES:]
     places = [f"{PurePath(frame.filename).name}:{frame.name}" for frame in frames]
-    text = "".join(traceback.format_exception(error))
     kind, *bases = error_classes(error)
+    fingerprint = _hash(name, text_of(error), *places)
     return FailureReport(
-        kind, _sendable(text), _hash(name, str(error), *places), tuple(bases[:MAX_BASES])
+        kind, _sendable(text_of(error, trace)), fingerprint, tuple(bases[:MAX_BASES])
     )
 
 

@@ -13,6 +13,7 @@ from inspect import (
     iscoroutinefunction,
     isgenerator,
     isgeneratorfunction,
+    signature,
 )
 from typing import NamedTuple, TypeVar
 
@@ -21,10 +22,11 @@ from txmq.client.protocol.consumer.fetched import DeliveredMessage
 from txmq.errors import LocalProtocolError
 from txmq.model.durations import Duration, seconds_of
 from txmq.model.message import ReceivedMessage
+from txmq.model.tracebacks import text_of
 
 _PLAIN = (
-    "give a function that returns when its work is done;"
-    " coroutines are for `run` of txmq.aio, and of txmq.twisted without an inbox"
+    "give a function that returns when its work is done; coroutines are for txmq.aio.connect,"
+    " and for txmq.twisted.connect without an inbox"
 )
 log = get_logger()
 
@@ -60,12 +62,18 @@ def handler_options(
     return HandlerOptions(workers, batch, seconds, seconds_of(idle_exit, "idle_exit"))
 
 
-def require_handler(handler: object, *, coroutines: bool = False) -> None:
-    """Require a function whose work is done when it returns, or where `coroutines` are
-    allowed, when the coroutine ends that it returns.
+def require_handler(handler: object, inbox: object = None, *, coroutines: bool = False) -> None:
+    """Require a function of a message, and of a connection where there is an `inbox`,
+    whose work is done when it returns, or where `coroutines` are allowed, when the
+    coroutine ends that it returns. The inbox has to be a function, too.
 
     Raises LocalProtocolError. What only its result shows, `require_finished` finds.
     """
+    if not (inbox is None or callable(inbox)):
+        raise LocalProtocolError(
+            f"the inbox is of type {type(inbox).__name__}",
+            hint="give a function that connects: inbox=lambda: psycopg2.connect(DSN)",
+        )
     if not callable(handler):
         raise LocalProtocolError(
             f"the handler is of type {type(handler).__name__}", hint="give a function of a message"
@@ -79,6 +87,23 @@ def require_handler(handler: object, *, coroutines: bool = False) -> None:
         raise LocalProtocolError(
             f"the handler {_name(handler)} is a coroutine: a call runs nothing of it", hint=_PLAIN
         )
+    _require_arguments(handler, 1 if inbox is None else 2)
+
+
+def _require_arguments(handler: Callable[..., object], count: int) -> None:
+    """Require that a handler can be called with so many arguments, if that is known."""
+    try:
+        expected = signature(handler)
+    except (TypeError, ValueError):  # of a callable in C
+        return
+    try:
+        expected.bind(*range(count))
+    except TypeError as error:
+        given = "the message" if count == 1 else "the message and the inbox's connection"
+        raise LocalProtocolError(
+            f"the handler {_name(handler)}{expected} cannot be called: {error}",
+            hint=f"it is called with {given}",
+        ) from None
 
 
 def require_finished(answer: object) -> None:
@@ -121,5 +146,11 @@ def failed_messages(
     failed = [message for message in messages if message.in_hand]
     for message in failed:
         place = f"{message.topic}/{message.partition}/{message.offset}"
-        log.warning("message.failed", place=place, attempt=message.attempt, error=repr(error)[:200])
+        log.warning(
+            "message.failed",
+            place=place,
+            attempt=message.attempt,
+            error=text_of(error, repr)[:200],
+            exc_info=error,
+        )
     return failed

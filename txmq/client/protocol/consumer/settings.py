@@ -198,6 +198,7 @@ def consumer_settings(
     fields: dict[str, Any] = dict(options)
     for name in ("consume_timeout", "lease", "session"):
         fields[name] = _positive_seconds(name, fields.get(name))
+    _check_retry(fields.get("retry"))
     fields["local_store"] = _local_store(options)
     fields["tags"] = _tags(fields.get("tags"))
     fields["selector"] = _selector(fields.get("selector"))
@@ -257,6 +258,14 @@ def _check_rate(rate: object) -> None:
     if rate is not None and not fits:
         raise LocalProtocolError(
             f"messages_per_s is {rate!r}", hint="give a number above 0, such as 100 or 0.5"
+        )
+
+
+def _check_retry(policy: object) -> None:
+    if not (policy is None or isinstance(policy, RetryPolicy)):
+        raise LocalProtocolError(
+            f"retry is {policy!r}",
+            hint="give a policy: retry=txmq.RetryPolicy(delays=(10, 60, 600), retries=5)",
         )
 
 

@@ -20,6 +20,7 @@ from txmq.client.protocol.telemetry.completion import when_done
 from txmq.model.message import COMMIT as COMMITTED
 from txmq.model.message import Decision, Message, Receipt
 from txmq.model.origin import REDRIVE_TRACE
+from txmq.model.tracebacks import text_of
 from txmq.version import __version__
 
 if TYPE_CHECKING:
@@ -326,8 +327,8 @@ class Operation:
             name = f"{kind.__module__}.{kind.__qualname__}".removeprefix("builtins.")
             self._attributes["error.type"] = name
             span.set_attribute("error.type", name)
-            span.record_exception(error)
-            span.set_status(Status(StatusCode.ERROR, str(error)))
+            _record(span, name, error)
+            span.set_status(Status(StatusCode.ERROR, text_of(error)))
         elif span.is_recording():
             span.set_attributes(_of_value(value))
         span.end()
@@ -341,6 +342,15 @@ class Operation:
             telemetry.sent.add(self.sent, measured)
         if consumed:
             telemetry.consumed.add(consumed, measured)
+
+
+def _record(span: Span, name: str, error: BaseException) -> None:
+    """Record an error, whose own methods may raise."""
+    try:
+        span.record_exception(error)
+    except Exception:  # noqa: BLE001  # of the error's class
+        told = {"exception.type": name, "exception.message": text_of(error)}
+        span.add_event("exception", told)
 
 
 def attributes_of(given: Mapping[str, object]) -> dict[str, Any]:

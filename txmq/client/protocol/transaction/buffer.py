@@ -11,7 +11,8 @@ from uuid import UUID
 from txmq.client.protocol.sender.rows import PART_ROWS, ColumnRows, MessageRows, Rows, frozen
 from txmq.client.protocol.sender.topics import TopicCache, TopicMetadata
 from txmq.model.actions import BundleAction
-from txmq.model.message import Message, Receipt, check_name
+from txmq.model.message import Message, Receipt
+from txmq.model.own_topics import check_topic
 from txmq.wire.bundle import PartBatch
 
 
@@ -141,7 +142,7 @@ class Buffer:
         self, topic: str, message: Message, born_at: int, requested_partition: int | None
     ) -> None:
         """Add a message. Raises LocalProtocolError or MessageTooLarge."""
-        check_name(topic, "topic")
+        check_topic(topic)
         if self._topics.telemetry is not None:
             message = self._topics.telemetry.create(topic, message)
         self.items.append(BufferedSend(topic, frozen(message), born_at, requested_partition))
@@ -149,12 +150,12 @@ class Buffer:
     def add_columns(self, topic: str, columns: ColumnRows, requested_partition: int | None) -> None:
         """Add columns, which must not be changed before the end of the transaction."""
         self.items.append(
-            BufferedSend(check_name(topic, "topic"), columns, columns.born_at, requested_partition)
+            BufferedSend(check_topic(topic), columns, columns.born_at, requested_partition)
         )
 
     def add_rows(self, topic: str, rows: Rows, requested_partition: int | None) -> None:
         """Add rows that know the times of their births."""
-        self.items.append(BufferedSend(check_name(topic, "topic"), rows, 0, requested_partition))
+        self.items.append(BufferedSend(check_topic(topic), rows, 0, requested_partition))
 
     def build(
         self,

@@ -16,6 +16,7 @@ from txmq.client.log import get_logger
 from txmq.client.protocol.transaction.half_message import no_service
 from txmq.errors import LocalProtocolError, RemoteProtocolError
 from txmq.model.message import UNKNOWN, Decision, check_name
+from txmq.model.tracebacks import text_of
 
 WAIT_MS = 20_000  # of a long poll
 MAX_QUESTIONS = 16  # of one poll; they are answered one after the other
@@ -118,7 +119,7 @@ def answer_of_failed(half: Half, error: BaseException) -> CheckAnswer:
     """Return the answer for what a checker has raised."""
     kind = type(error).__name__
     log.warning("checkers.failed", checker=half.checker, token=str(half.token), error=kind)
-    return _unknown(f"checker {half.checker} raised {kind}: {error}")
+    return _unknown(f"checker {half.checker} raised {kind}: {text_of(error)}")
 
 
 def _unknown(reason: str) -> CheckAnswer:

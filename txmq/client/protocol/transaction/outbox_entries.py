@@ -13,9 +13,8 @@ from txmq.client.protocol.sender.rows import Rows
 from txmq.client.protocol.sender.topics import TopicCache
 from txmq.client.protocol.transaction.buffer import BufferedSend, PartitionRows
 from txmq.errors import BrokerUnavailable, MessageTooLarge
-from txmq.model.keys import key_hash
 from txmq.model.message import Message
-from txmq.tx.outbox_entry import BYTES, MESSAGES, OutboxEntry
+from txmq.tx.outbox_entry import BYTES, MESSAGES, OutboxEntry, order_key
 
 EntryKey = tuple[str, int | None, str | None]  # topic, requested partition, key
 
@@ -59,7 +58,7 @@ def order_keys(items: Iterable[BufferedSend]) -> list[int]:
         )
         if key
     }
-    return sorted({key_hash(f"{topic}\0{key}") for topic, key in keys})
+    return sorted({order_key(topic, key) for topic, key in keys})
 
 
 def _rows_by_key(

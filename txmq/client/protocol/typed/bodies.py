@@ -20,6 +20,7 @@ from txmq.errors import BodyMismatch, ConfigError, LocalProtocolError
 from txmq.errors.validation import first_mistake
 from txmq.model.message import Message, ReceivedMessage, check_name
 from txmq.model.schemas.bodies import CONTENT_TYPE, MSGPACK
+from txmq.model.tracebacks import text_of
 
 BodyFormat: TypeAlias = Literal["json", "msgpack", "cloudevents"]
 FORMATS = ("json", "msgpack", "cloudevents")
@@ -159,7 +160,7 @@ class TypedBodies(Generic[M]):
             where, reason = first_mistake(error, unit="field")
             told = f"{'.'.join(where) or 'the whole'}: {reason}"
         else:
-            told = f"{type(error).__name__}: {error}"
+            told = f"{type(error).__name__}: {text_of(error)}"
         return BodyMismatch(f"{what} is no {self.title}: {told[:MAX_REASON]}")
 
 

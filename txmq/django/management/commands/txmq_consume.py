@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from threading import Event
 from typing import Any, Literal, get_args
 
-from django.core.management.base import BaseCommand
+from django.core.management.base import BaseCommand, CommandError
 from django.db import close_old_connections, transaction
 from django.utils.module_loading import import_string
 
@@ -44,13 +44,17 @@ class Command(BaseCommand):  # type: ignore[misc]  # Django has no types
 
     def handle(self, **options: Any) -> None:  # noqa: ANN401  # Django's
         """Run until SIGTERM or SIGINT."""
+        try:
+            handler = import_string(options["handler"])
+        except ImportError as error:
+            raise CommandError(f"--handler {options['handler']}: {error}") from error
         stop = Event()
         consumer = txmq.django.client().consumer(
             options["group"], options["topics"], mode=options["mode"]
         )
         with set_by_signals(stop), consumer:
             consumer.run(
-                in_transaction(import_string(options["handler"]), options["database"]),
+                in_transaction(handler, options["database"]),
                 workers=options["workers"],
                 idle_exit=options["idle_exit"],
                 stop=stop,
