@@ -273,6 +273,28 @@ def test_a_cancelled_run_ends_when_its_handlers_have_ended(
     in_reactor(story)
 
 
+def test_a_run_whose_database_is_away_can_be_cancelled(
+    client: Client, in_reactor: InReactor
+) -> None:
+    tried: Deferred[None] = Deferred()
+
+    async def story() -> None:
+        def connect() -> Connection:
+            if not tried.called:
+                blockingCallFromThread(client._bridge._reactor, tried.callback, None)
+            return psycopg2.connect("host=127.0.0.1 port=1")
+
+        consumer = await consumer_of(client, fresh("g"))
+        run = consumer.run(take_effect, inbox=connect)
+        await tried
+        run.cancel()
+        with pytest.raises(CancelledError):
+            await run
+        assert (consumer.stats.acked, consumer.stats.nacked) == (0, 0)
+
+    in_reactor(story)
+
+
 @pytest.mark.parametrize("options", [{"workers": 0}, {"batch": 0}, {"batch_wait": 1.0}])
 def test_invalid_options_are_refused_with_a_hint(
     client: Client, in_reactor: InReactor, options: dict[str, Any]
