@@ -27,7 +27,7 @@ from txmq.tx.outbox_entry import (
 from txmq.wire.bundle import pack_part, unpack_part
 
 TOKEN = UUID(int=0x0123456789ABCDEF)
-TOPICS = TopicCache(lambda _topic: {}, None)
+TOPICS = TopicCache(lambda _topic, _within: {}, None)
 keys = st.none() | st.text(min_size=1, max_size=5)
 names = st.sampled_from(["orders", "invoices"])
 

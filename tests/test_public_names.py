@@ -54,10 +54,10 @@ TRANSACTIONS = (
     txmq.XaTransaction,
     txmq.EnlistedTransaction,
 )
-THREADED = (
-    txmq.twisted.ThreadedTransaction,
-    txmq.twisted.ThreadedHalf,
-    txmq.twisted.ThreadedXa,
+ON_TWISTED = (
+    txmq.twisted.Transaction,
+    txmq.twisted.HalfTransaction,
+    txmq.twisted.XaTransaction,
 )
 ON_LOOPS = (
     txmq.aio.PostgresTransaction,
@@ -150,7 +150,7 @@ CALLS = {
     (*TWISTED, *AIO): {
         "half": "topic body checker partition check_after **Fields",
     },
-    (*TRANSACTIONS, *THREADED, *ON_LOOPS): {
+    (*TRANSACTIONS, *ON_TWISTED, *ON_LOOPS): {
         "send": "topic body partition **Fields",
         "send_many": "topic bodies keys tags partition",
         "ack": "delivered",
@@ -159,8 +159,8 @@ CALLS = {
         "set_rollback_only": "reason",
         "wait_published": "timeout",
     },
-    THREADED: {"run": "function *args **kwargs"},
-    (txmq.HalfTransaction, txmq.twisted.ThreadedHalf, txmq.aio.HalfTransaction): {"prepare": ""},
+    ON_TWISTED: {"run": "function *args **kwargs"},
+    (txmq.HalfTransaction, txmq.twisted.HalfTransaction, txmq.aio.HalfTransaction): {"prepare": ""},
     READERS: {
         "receive": "timeout",
         "assign": "partitions",
@@ -238,8 +238,8 @@ ANNOTATIONS = {
         "FoundMessage StoredBatch DeliveredMessage ReceivedBatch"
     ),
     txmq.twisted: (
-        "Client Cluster Consumer Consumers Reader Readers Transaction ThreadedTransaction "
-        "ThreadedHalf ThreadedXa Found Half HalfMessage DeadLetter FoundMessage StoredBatch "
+        "Client Cluster Consumer Consumers Reader Readers Transaction HalfTransaction "
+        "XaTransaction Found Half HalfMessage DeadLetter FoundMessage StoredBatch "
         "DeliveredMessage ReceivedBatch AuditEntry ChangedLetters ExportedLetters "
         "ImportedLetters Trace Trial"
     ),

@@ -11,13 +11,14 @@
     reader = await client.reader("audit", ["orders"], txmq.FileOffsets("offsets"))
     cluster = txmq.twisted.connect(reactor, ["txmq://a:7650", "txmq://b:7650"])
 
-Every call returns a Deferred, which coroutines of Deferreds can await. On asyncio, with
-AsyncioSelectorReactor installed, convert such a coroutine as a whole:
-`await Deferred.fromCoroutine(work()).asFuture(loop)`.
+Every call returns a Deferred, which coroutines of Deferreds can await. The client is
+that of asyncio: it works on the loop of AsyncioSelectorReactor where that is installed,
+else on one in a thread. There is no other difference. To cancel a Deferred cancels the
+call. Handlers and checkers are called in the reactor's thread.
 
 A transaction with a database runs its statements in threads of the client:
 
-    async with client.transaction(connection) as tx:    # a psycopg2 connection
+    async with client.transaction(connection) as tx:    # of psycopg2, or psycopg 3
         await tx.run(insert_order, connection, order)   # a function, called in a thread
         tx.send("orders", b"...", key="o-1")
 """
@@ -25,10 +26,11 @@ A transaction with a database runs its statements in threads of the client:
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Unpack, overload
+from functools import partial
+from typing import Any, Unpack, overload
 
+from txmq import aio
 from txmq.client.protocol.audit import AuditEntry
-from txmq.client.protocol.awaited.plans import ReplayPlan
 from txmq.client.protocol.consumer.fetched import DeliveredMessage, ReceivedBatch
 from txmq.client.protocol.letter_changes import (
     ChangedLetters,
@@ -42,23 +44,17 @@ from txmq.client.protocol.message_search import FoundMessage
 from txmq.client.protocol.plans import PlannedLetter, PlanStatus
 from txmq.client.protocol.reader import Found
 from txmq.client.protocol.sender.batches import StoredBatch
-from txmq.client.protocol.settings import ClientSettings, Options, refuse_spool, traced
+from txmq.client.protocol.settings import Options
 from txmq.client.protocol.transaction.checks import Half
 from txmq.client.protocol.transaction.half_message import HalfMessage
-from txmq.client.twisted.client import Client
+from txmq.client.twisted.bridge import Reactor, bridge_of
+from txmq.client.twisted.client import Client, finish_sends
 from txmq.client.twisted.cluster import Cluster
-from txmq.client.twisted.consumer.consumer import Consumer, Consumers
-from txmq.client.twisted.core import TwistedCore
-from txmq.client.twisted.protocols import Reactor
+from txmq.client.twisted.consumer import Consumer, Consumers
+from txmq.client.twisted.messages import Job, ReplayPlan
 from txmq.client.twisted.reader import Reader, Readers
-from txmq.client.twisted.threaded_transaction import (
-    ThreadedHalf,
-    ThreadedTransaction,
-    ThreadedXa,
-)
-from txmq.client.twisted.transaction import Transaction
+from txmq.client.twisted.transaction import HalfTransaction, Transaction, XaTransaction
 from txmq.client.twisted.typed import TypedTopic
-from txmq.errors import ConfigError
 
 __all__ = [
     "AuditEntry",
@@ -74,7 +70,9 @@ __all__ = [
     "FoundMessage",
     "Half",
     "HalfMessage",
+    "HalfTransaction",
     "ImportedLetters",
+    "Job",
     "PlanStatus",
     "PlannedLetter",
     "Reader",
@@ -82,13 +80,11 @@ __all__ = [
     "ReceivedBatch",
     "ReplayPlan",
     "StoredBatch",
-    "ThreadedHalf",
-    "ThreadedTransaction",
-    "ThreadedXa",
     "Trace",
     "Transaction",
     "Trial",
     "TypedTopic",
+    "XaTransaction",
     "connect",
 ]
 
@@ -125,18 +121,8 @@ def connect(
     describes `url`, `service` and `partition_map`,
     `txmq.client.protocol.settings.Options` the options. Raises ConfigError.
     """
-    settings = ClientSettings.of(service, **options).at(url)
-    if not isinstance(url, str):
-        refuse_spool(settings)
-        return traced(Cluster(reactor, url, settings, partition_map), settings)
-    if partition_map is not None:
-        raise ConfigError(
-            "partition_map",
-            "a broker knows its own partitions",
-            hint="leave it out, or give a sequence of URLs",
-        )
-    if settings.spool is None:
-        return traced(Client(TwistedCore(reactor, url, settings)), settings)
-    from txmq.client.twisted.spooling import SpoolingClient  # noqa: PLC0415  # few need it
-
-    return traced(SpoolingClient(reactor, url, settings), settings)
+    make: Any = aio.connect  # which of its overloads, `url` decides
+    stated = make(url, service=service, partition_map=partition_map, **options)
+    if isinstance(stated, aio.Cluster):
+        return Cluster(bridge_of(reactor, partial(finish_sends, *stated.clients)), stated)
+    return Client(bridge_of(reactor, partial(finish_sends, stated)), stated)

@@ -18,9 +18,9 @@ InReactor = Callable[[Work], Any]
 
 
 @contextmanager
-def running_reactor() -> Iterator[Any]:
+def running_reactor(kind: Callable[[], Any] = SelectReactor) -> Iterator[Any]:
     """Run a new reactor in a thread during the block."""
-    reactor: Any = SelectReactor()
+    reactor = kind()
     thread = threading.Thread(target=reactor.run, kwargs={"installSignalHandlers": False})
     thread.start()
     try:

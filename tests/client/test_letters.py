@@ -10,7 +10,6 @@ from uuid import UUID
 
 import pytest
 from pydantic import BaseModel
-from twisted.internet.defer import Deferred
 
 import txmq
 import txmq.twisted
@@ -233,8 +232,7 @@ def test_a_trial_is_awaited_in_each_face(
         async def use() -> tuple[str, int, list[str], int]:
             twisted = txmq.twisted.connect(reactor, real.url, service="s")
             try:
-                trial = twisted.try_letter(letter, member=member, operator="kim", timeout=0)
-                late = await Deferred.fromCoroutine(trial)
+                late = await twisted.try_letter(letter, member=member, operator="kim", timeout=0)
                 written = await twisted.export_letters("trials-g", tmp_path / "file")
                 calls = [one.call async for one in twisted.audit(about="group:trials-g")]
                 traced = await twisted.trace(message_id=letter.message_id)

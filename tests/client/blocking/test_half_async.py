@@ -223,7 +223,8 @@ def test_on_twisted_those_of_one_turn_share_a_frame(
 
     in_reactor(story)
     assert sorted(map(int, bodies(real, topic))) == list(range(15))
-    assert client._core.sender._in_flight.stats.requests >= 36
+    stats = client._bridge.at_once(lambda: client._stated.stats)
+    assert stats.requests >= 36
 
 
 def test_on_twisted_a_client_needs_a_service(
@@ -232,7 +233,7 @@ def test_on_twisted_a_client_needs_a_service(
     async def story() -> None:
         nobody = txmq.twisted.connect(reactor, real.url)
         with pytest.raises(ConfigError):
-            nobody.half("t", b"", checker="bank")
+            await nobody.half("t", b"", checker="bank")
         await nobody.close()
 
     in_reactor(story)

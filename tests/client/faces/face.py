@@ -139,6 +139,10 @@ class Face:
         """Return a module of the face."""
         return import_module(f"txmq.client.{self.name}.{name}")
 
+    def look(self, noun: Any, see: Callable[[Any], object]) -> object:
+        """Return what is seen of the state of a client or consumer."""
+        return see(noun)
+
     async def until(self, condition: Callable[[], Any], what: str = "") -> None:
         """Wait until the condition, which may be a coroutine function, holds."""
         deadline = time.monotonic() + PATIENCE_S
@@ -283,6 +287,14 @@ class TwistedFace(LoopFace):
 
     def _connect(self, url: Any, **options: Any) -> Any:
         return txmq.twisted.connect(self._reactor, url, **options)
+
+    def module(self, name: str) -> ModuleType:
+        """Return a module of the face below this one."""
+        return import_module(f"txmq.client.aio.{name}")
+
+    def look(self, noun: Any, see: Callable[[Any], object]) -> object:
+        """Return what is seen of the same noun of asyncio."""
+        return noun._bridge.at_once(lambda: see(noun._stated))
 
     async def pause(self) -> None:
         """Let others work for a moment."""

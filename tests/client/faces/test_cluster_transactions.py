@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Any
@@ -345,7 +346,6 @@ async def test_rows_of_two_databases_and_messages_of_two_brokers_exist_together(
     postgres.drop_database(other)
 
 
-@pytest.mark.parametrize("face", ["blocking", "aio"], indirect=True)
 async def test_without_one_of_its_brokers_a_transaction_leaves_nothing(
     face: Face, open_shop: OpenShop
 ) -> None:
@@ -379,7 +379,21 @@ async def test_without_a_broker_for_the_lookup_the_rows_are_rolled_back(
     assert shop.orders() == {"o-2"}
 
 
-@pytest.mark.parametrize("face", ["blocking", "aio"], indirect=True)
+async def test_topics_are_looked_up_in_the_time_of_the_transaction(
+    face: Face, open_shop: OpenShop
+) -> None:
+    """The rows of the transaction are locked meanwhile."""
+    shop, began = await open_shop(), time.monotonic()
+    for urls in (NOBODY, [shop.brokers[0].url, NOBODY]):
+        client = face.connect(urls, service="orders", timeout=3 * PATIENCE_S)
+        with pytest.raises(TxmqError):  # noqa: PT012  # at its end
+            async with client.transaction(shop.connection, timeout=0.2) as tx:
+                await shop.insert("o-1")
+                tx.send(shop.topic, b"", key=HERE[0])
+    assert time.monotonic() - began < 3 * PATIENCE_S
+    assert shop.orders() == set()
+
+
 async def test_keyless_transactions_avoid_a_broker_that_is_away(
     face: Face, open_shop: OpenShop
 ) -> None:
@@ -401,7 +415,6 @@ async def test_keyless_transactions_avoid_a_broker_that_is_away(
     assert len(bodies(shop.brokers[0], shop.topic)) == 6 - refused
 
 
-@pytest.mark.parametrize("face", ["blocking", "aio"], indirect=True)
 async def test_the_outbox_keeps_the_messages_of_the_broker_that_is_away(
     face: Face, open_shop: OpenShop
 ) -> None:

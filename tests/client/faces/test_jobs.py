@@ -13,7 +13,6 @@ from txmq.model.message import COMMIT, ROLLBACK, Message
 from txmq.testing.wait import PATIENCE_S
 
 
-@pytest.mark.parametrize("face", ["blocking", "aio"], indirect=True)
 async def test_a_job_publishes_the_bundles_of_its_winners_and_no_others(
     face: Face, real: RealBroker
 ) -> None:
@@ -35,7 +34,6 @@ async def test_a_job_publishes_the_bundles_of_its_winners_and_no_others(
     assert [message.body for message in real.read(topic)] == [b"1", b"2", b"3"]
 
 
-@pytest.mark.parametrize("face", ["blocking", "aio"], indirect=True)
 async def test_an_aborted_job_sends_nothing(face: Face, real: RealBroker) -> None:
     job, topic = face.connect(real.url).job(), fresh("job")
     await job.store(topic, [Message(b"x")])

@@ -194,7 +194,6 @@ class FullDiskOffsets(FileOffsets):
         raise OSError(28, "No space left on device")
 
 
-@pytest.mark.parametrize("face", ["blocking", "twisted"], indirect=True)
 async def test_a_store_that_cannot_save_ends_the_reader(
     face: Face, real: RealBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -228,7 +228,10 @@ def test_an_interrupt_while_a_frame_is_filled_loses_no_message(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     topics = TopicCache(
-        lambda name: {"topics": [{"name": name, "partitions": 1, "epoch": 1, "topic_id": 1}]}, None
+        lambda name, _within: {
+            "topics": [{"name": name, "partitions": 1, "epoch": 1, "topic_id": 1}]
+        },
+        None,
     )
     accumulator = Accumulator(topics, messages=100, size=1 << 20, wake=lambda: None)
     batcher = Batcher(topics, lambda _batch, error: pytest.fail(str(error)))

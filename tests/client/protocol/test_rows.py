@@ -44,7 +44,7 @@ MESSAGES = st.builds(
 
 def topics(partitions: int = 5) -> TopicCache:
     return TopicCache(
-        lambda name: {
+        lambda name, _within: {
             "topics": [{"name": name, "partitions": partitions, "epoch": 1, "topic_id": 1}]
         },
         None,
@@ -124,7 +124,7 @@ def test_a_key_always_goes_to_one_partition(messages: list[txmq.Message], partit
 )
 def test_an_invalid_description_is_a_fault_of_the_broker(found: dict[str, object]) -> None:
     with pytest.raises(RemoteProtocolError, match="orders"):
-        TopicCache(lambda _name: found, None).get("orders")
+        TopicCache(lambda _name, _within: found, None).get("orders")
 
 
 def test_importing_txmq_loads_no_client_and_a_client_no_database_and_no_reactor() -> None:

@@ -41,7 +41,7 @@ class Scene:
         self.spool: Spool = new_spool(new_disk())
         store(self.spool, *(batch(2 * n, b"%d" % n, b"+") for n in range(batches)))
         self.topics = TopicCache(
-            lambda _topic: {"topics": [{"partitions": 4, "epoch": 9, "topic_id": 1}]}, None
+            lambda _topic, _within: {"topics": [{"partitions": 4, "epoch": 9, "topic_id": 1}]}, None
         )
         self.drain = SpoolDrain(self.spool, self.topics)
         self.connection = Connection()

@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 from twisted.internet.defer import CancelledError, Deferred
-from twisted.internet.protocol import Factory, Protocol
 from twisted.internet.task import deferLater
 from twisted.internet.threads import deferToThreadPool
-from twisted.logger import globalLogPublisher
 
 import txmq.twisted
 from tests.client.faces.face import TwistedFace
@@ -23,7 +21,6 @@ from tests.client.scripted_member import fresh
 from txmq.errors import (
     BrokerUnavailable,
     ClientClosed,
-    GroupMismatch,
     LocalProtocolError,
     MessageTooLarge,
     NotLeased,
@@ -97,35 +94,7 @@ def test_sends_of_one_turn_keep_their_order_and_share_frames(
         offsets = [(await receipt).offset for receipt in receipts]
         assert offsets == list(range(1, 101))
         assert await bodies(client, topic) == [b"first", *(b"%d" % number for number in range(100))]
-        assert client._core.sender._in_flight.stats.frames <= 3
-
-    in_reactor(story)
-
-
-def test_sends_to_several_topics_in_one_turn_share_frames(
-    client: Client, in_reactor: InReactor
-) -> None:
-    async def story() -> None:
-        topics = [fresh("t") for _ in range(4)]
-        for topic in topics:
-            await client.send(topic, b"first", partition=0)
-        flights = client._core.sender._in_flight
-        frames, connections = flights.stats.frames, flights.stats.connections
-        receipts = [
-            client.send(topic, b"%d" % number, partition=0)
-            for number in range(30)
-            for topic in topics
-        ]
-        assert [(await receipt).offset for receipt in receipts] == [
-            n for n in range(1, 31) for _ in topics
-        ]
-        for topic in topics:
-            assert await bodies(client, topic) == [
-                b"first",
-                *(b"%d" % number for number in range(30)),
-            ]
-        assert flights.stats.frames <= frames + 4
-        assert flights.stats.connections == connections
+        assert client._bridge.at_once(lambda: client._stated.stats).frames <= 3
 
     in_reactor(story)
 
@@ -167,19 +136,6 @@ def test_without_a_broker_calls_fail_in_time(reactor: Any, in_reactor: InReactor
         await client.close()
         with pytest.raises(ClientClosed):
             await client.call("topic.list")
-
-    in_reactor(story)
-
-
-def test_of_several_addresses_one_is_enough(
-    reactor: Any, broker: RealBroker, in_reactor: InReactor
-) -> None:
-    async def story() -> None:
-        client = txmq.twisted.connect(
-            reactor, f"txmq://127.0.0.1:1,{broker.url.removeprefix('txmq://')}", timeout=PATIENCE_S
-        )
-        assert (await client.send(fresh("t"), b"x")).offset == 0
-        await client.close()
 
     in_reactor(story)
 
@@ -233,7 +189,7 @@ def test_a_transaction_is_all_or_nothing(client: Client, in_reactor: InReactor) 
             tx.ack(message)
             tx.send(topic, b"one", partition=0)
             tx.send(topic, b"two", partition=0)
-        assert [receipt.message_id for receipt in tx.receipts] == [
+        assert [receipt.message_id for receipt in await tx.receipts()] == [
             f"{tx.token.hex}-{n}" for n in range(2)
         ]
         assert await bodies(client, topic) == [b"in", b"one", b"two"]
@@ -291,18 +247,6 @@ def test_a_failed_message_comes_again_and_batches_come_as_columns(
             if len(seen) == 5:
                 await batches.close()
         assert seen == [b"0", b"1", b"2", b"x", b"y"]
-
-    in_reactor(story)
-
-
-def test_other_settings_than_the_group_has_are_refused(
-    client: Client, in_reactor: InReactor
-) -> None:
-    async def story() -> None:
-        topic, group = fresh("t"), fresh("g")
-        await client.consumer(group, [topic], mode="ordered")
-        with pytest.raises(GroupMismatch):
-            await client.consumer(group, [topic])
 
     in_reactor(story)
 
@@ -394,60 +338,6 @@ def test_a_generator_is_refused_and_work_left_in_a_result_fails_its_message(
         assert (consumer.stats.nacked, consumer.stats.acked) == (1, 0)
 
     in_reactor(story)
-
-
-class _EndsAtHello(Protocol):
-    transport: Any  # Twisted's, without types
-
-    def dataReceived(self, data: bytes) -> None:
-        del data
-        self.transport.loseConnection()
-
-
-class _HangsUp(Factory[Protocol]):
-    """A server that ends each connection before it has answered; `third` fires with the
-    third one.
-    """
-
-    def __init__(self) -> None:
-        self.connections = 0
-        self.third: Deferred[None] = Deferred()
-
-    def buildProtocol(self, addr: object) -> Protocol:
-        del addr
-        self.connections += 1
-        if self.connections == 3:
-            self.third.callback(None)
-        return _EndsAtHello()
-
-
-def test_connections_lost_before_the_welcome_are_tried_again_without_a_traceback(
-    reactor: Any, in_reactor: InReactor
-) -> None:
-    tracebacks: list[str] = []
-
-    def observe(event: dict[str, Any]) -> None:
-        if "log_failure" in event:
-            tracebacks.append(event["log_failure"].getTraceback())
-
-    factory = _HangsUp()
-
-    async def story() -> None:
-        port = reactor.listenTCP(0, factory, interface="127.0.0.1")
-        url = f"txmq://127.0.0.1:{port.getHost().port}"
-        client = txmq.twisted.connect(reactor, url, service="tests", timeout=3.0)
-        with pytest.raises(BrokerUnavailable, match=r"no broker answered within \S+ s"):
-            await client.send("t", b"x")
-        await factory.third
-        await client.close()
-        await port.stopListening()
-
-    globalLogPublisher.addObserver(cast("Any", observe))
-    try:
-        in_reactor(story)
-    finally:
-        globalLogPublisher.removeObserver(cast("Any", observe))
-    assert tracebacks == []
 
 
 def test_a_key_keeps_its_order_when_a_nack_follows_a_restart_on_a_reactor(

@@ -75,7 +75,7 @@ def test_a_local_transaction_on_a_reactor_goes_on_by_itself(
         topics = await grown_topics(client)
         async with client.transaction() as tx:
             send(tx, topics, count)
-        assert {receipt.topic for receipt in tx.receipts} == set(topics)
+        assert {receipt.topic for receipt in await tx.receipts()} == set(topics)
         return topics
 
     require_published(deciding, in_reactor(story), count)

@@ -65,7 +65,7 @@ def test_rows_messages_and_acks_are_one_decision(
             tx.send(world.topic, b"o-1", key="o-1")
             tx.ack(message)
         await tx.wait_published(PATIENCE_S)
-        assert [receipt.offset for receipt in tx.receipts()] == [0]
+        assert [receipt.offset for receipt in await tx.receipts()] == [0]
         await consumer.close()
         shown = await client.call("group.show", group=group)
         assert [position["lag"] for position in shown["positions"] if position["lag"]] == []

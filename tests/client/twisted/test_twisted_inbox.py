@@ -4,6 +4,7 @@ face.
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -30,7 +31,7 @@ from tests.client.reactor_thread import InReactor
 from tests.client.real import RealBroker
 from tests.client.real_consumers import drain
 from tests.client.scripted_member import fresh
-from txmq.client.blocking.consumer.inbox import Inbox, InboxWorker
+from txmq.client.aio.consumer.inbox import Inbox, InboxWorker
 from txmq.errors import LocalProtocolError
 from txmq.model.message import Message, ReceivedMessage
 from txmq.model.retry import RetryPolicy
@@ -102,14 +103,14 @@ def test_restored_messages_of_an_ordered_group_come_before_later_ones(
 ) -> None:
     """The upkeep of the inbox finds out while handlers have the first messages."""
     open_assigned, open_own = Inbox._open_assigned, InboxWorker._open
-    opened = threading.Event()
+    opened = asyncio.Event()
 
     async def open_first(self: Inbox, driver: Driver) -> None:
         await open_assigned(self, driver)
         opened.set()
 
     async def open_later(self: InboxWorker, driver: Driver, messages: Any) -> None:
-        assert opened.wait(PATIENCE_S)
+        await opened.wait()
         await open_own(self, driver, messages)
 
     topic, group = fresh("t"), fresh("g")
@@ -156,7 +157,7 @@ def test_both_faces_use_the_same_name_in_the_inbox(
 
     async def story() -> str:
         consumer = await consumer_of(client, group)
-        consumer._members.ack_many = lambda _messages: None
+        consumer._stated._members.ack_many = lambda _messages: None
         await TwistedFace(reactor).run_until(
             consumer, take_effect, have_come(connect, len(BODIES)), inbox=connect
         )
@@ -268,6 +269,28 @@ def test_a_cancelled_run_ends_when_its_handlers_have_ended(
         await run
         assert [end.type for end in ends] == [CancelledError]
         assert (len(effects(connect)), consumer.stats.acked) == (1, 1)
+
+    in_reactor(story)
+
+
+def test_a_run_whose_database_is_away_can_be_cancelled(
+    client: Client, in_reactor: InReactor
+) -> None:
+    tried: Deferred[None] = Deferred()
+
+    async def story() -> None:
+        def connect() -> Connection:
+            if not tried.called:
+                blockingCallFromThread(client._bridge._reactor, tried.callback, None)
+            return psycopg2.connect("host=127.0.0.1 port=1")
+
+        consumer = await consumer_of(client, fresh("g"))
+        run = consumer.run(take_effect, inbox=connect)
+        await tried
+        run.cancel()
+        with pytest.raises(CancelledError):
+            await run
+        assert (consumer.stats.acked, consumer.stats.nacked) == (0, 0)
 
     in_reactor(story)
 

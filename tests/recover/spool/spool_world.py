@@ -47,7 +47,8 @@ class SimulatedBroker:
         self.driver.do(CreateTopic(TOPIC, 3))
         self.published: dict[tuple[str, int], list[tuple[str, str]]] = {}
 
-    def describe(self, topic: str) -> dict[str, Any]:
+    def describe(self, topic: str, within: float | None) -> dict[str, Any]:
+        del within
         found = self.driver.state.topics[topic]
         fields = {"partitions": len(found.end_offsets), "epoch": found.epoch, "topic_id": 1}
         return {"topics": [fields]}

@@ -242,7 +242,7 @@ class Cluster(TypedTopicCalls, AwaitedCluster[Client, AioCore], AioCloseable):
         `Client.transaction`.
         """
         begun = begin(self._cores[0], connection, checker, options)
-        begun._spread_by(self._cores, self._routing, self._look_up)  # noqa: SLF001  # not the user's
+        begun._spread(self._cores, self._routing)  # noqa: SLF001  # not the user's call
         return begun
 
     def enlist(
@@ -251,7 +251,7 @@ class Cluster(TypedTopicCalls, AwaitedCluster[Client, AioCore], AioCloseable):
         """Return sends and acks that take effect with the COMMIT of somebody else; see
         `Client.enlist`.
         """
-        return enlist(self._cores, connection, options, self._routing, self._look_up)
+        return enlist(self._cores, connection, options, self._routing)
 
     def xa(self, *connections: object, **options: Unpack[XaOptions]) -> XaTransaction:
         """Return an `async with` block over several databases, committed in two phases.
@@ -260,7 +260,7 @@ class Cluster(TypedTopicCalls, AwaitedCluster[Client, AioCore], AioCloseable):
         to be there, decides in its log. The rest is as for `Client.xa`.
         """
         begun = begin_xa(self._cores[self._any_routes()[0].broker], connections, options)
-        begun._spread_by(self._cores, self._routing, self._look_up)  # noqa: SLF001  # not the user's
+        begun._spread(self._cores, self._routing)  # noqa: SLF001  # not the user's call
         return begun
 
     def xa_resource(self, owner: str | None = None) -> NoReturn:

@@ -280,7 +280,7 @@ class PersistentConnection:
                     pause = min(2 * pause, LONGEST_PAUSE_S)
         finally:  # also where the loop ends without `stop`
             self._stopped = True
-            self._fail_waiting(client_closed("txmq.aio.connect"))
+            self._fail_waiting(client_closed())
 
     async def _connect(self) -> AioConnection | None:
         """Return a welcomed connection; None after a failed attempt."""
@@ -312,7 +312,7 @@ class PersistentConnection:
         if isinstance(self.error, TxmqError) and not self.error.retriable:
             raise self.error
         if self._stopped:
-            raise client_closed("txmq.aio.connect")
+            raise client_closed()
         waiter: Future[AioConnection] = self._loop.create_future()
         self._waiting.append(waiter)
         try:

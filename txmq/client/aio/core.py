@@ -96,8 +96,9 @@ class AioCore(MeetsLog):
         """Begin all works at once, and wait until each has ended."""
         return await gather(works)
 
-    def _described(self, topic: str) -> dict[str, Any]:
+    def _described(self, topic: str, within: float | None) -> dict[str, Any]:
         """Return the description that `refresh` has just received."""
+        del within
         return self._descriptions.pop(topic)
 
     @property
@@ -107,10 +108,10 @@ class AioCore(MeetsLog):
         """URL, settings, instance and log of this client, for a blocking core."""
         return self._url, self.settings, self._instance, self._log
 
-    async def log_id(self) -> UUID:
+    async def log_id(self, within: float | None = None) -> UUID:
         """Return the id of the broker's log. Ask the broker where it is not known."""
         if self._log.log_id is None:
-            await self.request(Opcode.PING, repeat=True)
+            await self.request(Opcode.PING, repeat=True, within=within)
         assert self._log.log_id is not None, "the welcome has it"
         return self._log.log_id
 
@@ -119,7 +120,7 @@ class AioCore(MeetsLog):
         """The sender of this client, created at its first use."""
         loop = self._loop.running()
         if self.closed:
-            raise client_closed("txmq.aio.connect")
+            raise client_closed()
         if self._sender is None:
             self._sender = AioSender(
                 loop, self.topics, self.settings, self.refresh, self._failover_after
@@ -165,7 +166,7 @@ class AioCore(MeetsLog):
         """
         loop = self._loop.running()
         if self.closed:
-            raise client_closed("txmq.aio.connect")
+            raise client_closed()
         return PersistentConnection(loop, self._connector, self.new_connection, attach, refused)
 
     async def request(
@@ -242,10 +243,10 @@ class AioCore(MeetsLog):
         """Return a topic from the cache, or else from the broker."""
         return self.topics.cached(topic) or await self.refresh(topic)
 
-    async def refresh(self, topic: str) -> TopicMetadata:
-        """Return the topic as the broker describes it now."""
+    async def refresh(self, topic: str, within: float | None = None) -> TopicMetadata:
+        """Return the topic as the broker describes it now, `within` so many seconds."""
         self._descriptions[topic] = await self.call(
-            "topic.describe", {"names": [topic], "create": True}, repeat=True
+            "topic.describe", {"names": [topic], "create": True}, repeat=True, within=within
         )
         return self.topics.refresh(topic)
 
@@ -284,8 +285,8 @@ def no_checks() -> None:
     """Do nothing: a core without a client is asked nothing."""
 
 
-async def finish(task: asyncio.Task[T]) -> T:
-    """Wait for a task that must not end half done.
+async def finish(task: asyncio.Future[T]) -> T:
+    """Wait for a task, or a future of it, that must not end half done.
 
     A cancellation of the wait is raised once the task has ended.
     """

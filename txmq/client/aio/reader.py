@@ -92,6 +92,8 @@ class Receiving(Source, AioCloseable):
         """
         if self._closing is None:
             self._closing = self._loop.create_task(self._close())
+        elif self._closing.done():
+            return  # the first caller has had its error
         await finish(self._closing)
 
 

@@ -166,7 +166,7 @@ class SpoolingClient(Client):
     def _queue(self) -> LoopQueue:
         loop = self._core.loop
         if self._core.closed or self._closing is not None:
-            raise client_closed("txmq.aio.connect")
+            raise client_closed()
         if self._queue_of_loop is None:
             self._queue_of_loop = LoopQueue(loop, self._blocking)
         return self._queue_of_loop

@@ -38,10 +38,11 @@ class CoreAtOnce:
     async def topic(self, topic: str) -> TopicMetadata:
         return self.topics.get(topic)
 
-    async def refresh(self, topic: str) -> TopicMetadata:
-        return self.topics.refresh(topic)
+    async def refresh(self, topic: str, within: float | None = None) -> TopicMetadata:
+        return self.topics.refresh(topic, within)
 
-    async def log_id(self) -> UUID:
+    async def log_id(self, within: float | None = None) -> UUID:
+        self._core.require_reachable(within)
         return self._core.log_id
 
     async def request(

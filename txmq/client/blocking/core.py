@@ -95,10 +95,10 @@ class BlockingCore(MeetsLog):
         """Return the time of the clock of deadlines."""
         return time.monotonic()
 
-    def require_reachable(self) -> None:
+    def require_reachable(self, timeout: float | None = None) -> None:
         """Ask for the id of the broker's log, unless it is known. Raises as a call."""
         if self._log.log_id is None:
-            self.request(Opcode.PING)
+            self.request(Opcode.PING, timeout=timeout)
 
     @property
     def log_id(self) -> UUID:
@@ -216,8 +216,9 @@ class BlockingCore(MeetsLog):
         sender.close(max(0.0, deadline - time.monotonic()))
         warn_of_unsent(sender.failed_at_end)
 
-    def _describe(self, topic: str) -> dict[str, Any]:
-        return self.call("topic.describe", {"names": [topic], "create": True}, repeat=True)
+    def _describe(self, topic: str, within: float | None) -> dict[str, Any]:
+        wanted = {"names": [topic], "create": True}
+        return self.call("topic.describe", wanted, timeout=within, repeat=True)
 
     def _create_sender(self) -> Sender:
         with self._lock:

@@ -327,9 +327,9 @@ def _reason(error: BaseException) -> str:
     return getattr(error, "strerror", None) or str(error) or type(error).__name__
 
 
-def client_closed(connect: str = "txmq.connect") -> ClientClosed:
-    """Return the error of every call after `close`. `connect` makes a new client."""
-    return ClientClosed("the client was closed", hint=f"make a new one with {connect}")
+def client_closed() -> ClientClosed:
+    """Return the error of every call after `close`."""
+    return ClientClosed("the client was closed", hint="make a new one with connect(…)")
 
 
 def _unexpected(frame: Frame) -> Exception:

@@ -1,79 +1,107 @@
-"""Calls of clients on Twisted that concern single messages: half, find and recall."""
+"""Calls of clients on Twisted about messages, dead letters, plans and jobs."""
 
 from __future__ import annotations
 
-from typing import Unpack
+from collections.abc import Awaitable
+from uuid import UUID
 
 from twisted.internet.defer import Deferred
 
-from txmq.client.blocking.core import core_of
-from txmq.client.protocol.awaited.messages import AwaitedMessageCalls
-from txmq.client.protocol.sender.accumulator import SideRequest
-from txmq.client.protocol.sender.rows import Fields
-from txmq.client.protocol.transaction.decision import is_published
-from txmq.client.protocol.transaction.half_message import HalfBundle, HalfMessage
-from txmq.client.protocol.transaction.options import CHECK_AFTER_S
-from txmq.client.twisted.core import TwistedCore
+from txmq.client.aio.client import Client
+from txmq.client.protocol.awaited import jobs, plans
+from txmq.client.protocol.transaction.half_message import HalfMessage
+from txmq.client.twisted.bridge import Bridge
+from txmq.client.twisted.deferring import deferring, iterating
 from txmq.model.durations import Duration
-from txmq.model.message import Decision, Message, Receipt
-from txmq.wire.data_requests import Opcode
+from txmq.model.message import COMMIT, Decision
 
 
-class TwistedMessageCalls(AwaitedMessageCalls):
-    """The part of the client for single messages."""
+class TwistedMessageCalls:
+    """The part of a client of one broker for single messages and letters."""
 
-    _core: TwistedCore
+    _bridge: Bridge
+    _stated: Client
 
-    def recall(self, message: Receipt | str) -> Deferred[None]:  # type: ignore[override]  # begins at once
-        """Take back a message that was sent with a time of delivery.
+    recall = deferring(Client.recall)
+    find = iterating(Client.find)
+    letters = iterating(Client.letters)
+    edit_letter = deferring(Client.edit_letter)
+    revert_letter = deferring(Client.revert_letter)
+    replay_letters = deferring(Client.replay_letters)
+    abandon_letters = deferring(Client.abandon_letters)
+    redrive_letters = deferring(Client.redrive_letters)
+    try_letter = deferring(Client.try_letter)
+    export_letters = deferring(Client.export_letters)
+    import_letters = deferring(Client.import_letters)
+    audit = iterating(Client.audit)
+    trace = deferring(Client.trace)
 
-        The message is named by its receipt or its id. A second recall does no harm.
-        Fails with RecallTooLate where the message is published already, or not known.
+    def job(self, token: UUID | bytes | str | None = None, *, expire_after: Duration = 0.0) -> Job:
+        """Return the job with this token, or a new job: see Job.
+
+        A job stores bundles one by one, and one decision publishes all of them.
         """
-        return Deferred.fromCoroutine(super().recall(message))
+        return Job(self._bridge, self._stated.job(token, expire_after=expire_after))
 
-
-class TwistedHalfCalls:
-    """The part of the client for half messages, which needs no threads."""
-
-    _core: TwistedCore
-
-    def half(
-        self,
-        topic: str,
-        body: bytes,
-        *,
-        checker: str,
-        partition: int | None = None,
-        check_after: Duration = CHECK_AFTER_S,
-        **fields: Unpack[Fields],
-    ) -> Deferred[HalfMessage[Deferred[bool]]]:
-        """Store a half message: `half = await client.half(…)`.
-
-        The Deferred fires once the message is durable. The local work follows, and then
-        `await half.commit()` or `half.rollback()`. Half messages of one turn of the
-        reactor share a frame. The rest is as for `half_async` of the blocking client.
+    def plan(self, name: str) -> ReplayPlan:
+        """Return the replay plan of this name, to create it, to look at it, or to order
+        what the broker shall do with it.
         """
-        core, message = self._core, Message(body, **fields)
-        bundle = HalfBundle.of(
-            core.topics, core.settings, checker, topic, message, partition, check_after
-        )
-        return Deferred.fromCoroutine(_store_half(core, bundle))
+        return ReplayPlan(self._bridge, self._stated.plan(name))
 
 
-async def _store_half(core: TwistedCore, bundle: HalfBundle) -> HalfMessage[Deferred[bool]]:
+class ReplayPlan:
+    """A replay plan at the broker, by its name; as that of the blocking client."""
+
+    def __init__(self, bridge: Bridge, stated: plans.ReplayPlan) -> None:
+        self._bridge, self._stated, self.name = bridge, stated, stated.name
+
+    create = deferring(plans.ReplayPlan.create)
+    show = deferring(plans.ReplayPlan.show)
+    letters = iterating(plans.ReplayPlan.letters)
+    wait = deferring(plans.ReplayPlan.wait)
+    approve = deferring(plans.ReplayPlan.approve)
+    start = deferring(plans.ReplayPlan.start)
+    pause = deferring(plans.ReplayPlan.pause)
+    resume = deferring(plans.ReplayPlan.resume)
+    cancel = deferring(plans.ReplayPlan.cancel)
+    abandon = deferring(plans.ReplayPlan.abandon)
+    delete = deferring(plans.ReplayPlan.delete)
+
+
+class Job:
+    """A job at the broker. Made by `client.job`; as that of the blocking client."""
+
+    def __init__(self, bridge: Bridge, stated: jobs.Job) -> None:
+        self._bridge, self._stated, self.token = bridge, stated, stated.token
+
+    def group(self) -> JobBundle:
+        """Return a new bundle, for one attempt of one task."""
+        return JobBundle(self._bridge, self._stated.group())
+
+    store = deferring(jobs.Job.store)
+    decide = deferring(jobs.Job.decide)
+    wait_published = deferring(jobs.Job.wait_published)
+    abort = deferring(jobs.Job.abort)
+    outcome = deferring(jobs.Job.outcome)
+
+
+class JobBundle:
+    """The bundle of one attempt of one task; as that of the blocking client."""
+
+    def __init__(self, bridge: Bridge, stated: jobs.JobBundle) -> None:
+        self._bridge, self._stated, self.token = bridge, stated, stated.token
+
+    send = deferring(jobs.JobBundle.send)
+    add = deferring(jobs.JobBundle.add)
+    send_many = deferring(jobs.JobBundle.send_many)
+    store = deferring(jobs.JobBundle.store)
+
+
+def half_message(bridge: Bridge, half: HalfMessage[Awaitable[bool]]) -> HalfMessage[Deferred[bool]]:
+    """Return a half message whose decision returns a Deferred."""
+
     def decide(outcome: Decision) -> Deferred[bool]:
-        return Deferred.fromCoroutine(
-            core.send_request(
-                SideRequest(Opcode.DECIDE, bundle.decide_request(outcome), is_published)
-            )
-        )
+        return bridge.defer(half.commit if outcome is COMMIT else half.rollback)
 
-    await core.topic(bundle.topic)
-    await core.send_request(
-        SideRequest(
-            Opcode.GROUP, bundle.store_request(), bundle.require_stored, bundle.store_request
-        )
-    )
-    core_of(core.blocking).answer_checks()
-    return bundle.half_message(decide)
+    return HalfMessage(half.token, decide)

@@ -1,48 +1,79 @@
-"""The threads of a client on Twisted, for databases and position stores."""
+"""A thread for what blocks, of a transaction or of a worker with an inbox.
+
+Each has one of its own: it keeps its connection to the database, and one that waits for
+a row lock leaves the others theirs to commit in. It is a daemon: a program that ends
+does not wait for a statement or a handler.
+"""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
-from typing import ParamSpec, TypeVar
+from contextvars import copy_context
+from queue import SimpleQueue
+from threading import Thread
+from typing import TypeVar
 
-from twisted.internet.defer import Deferred, DeferredSemaphore, succeed
-from twisted.internet.threads import deferToThreadPool
-from twisted.python.threadpool import ThreadPool
-
-from txmq.client.twisted.protocols import Reactor
-
-P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class Threads:
-    """At most `size` threads, started at their first use.
+class OneThread:
+    """Calls in a thread, one after the other. The first one begins the thread."""
 
-    There are as many `places` for open transactions.
-    """
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._calls: SimpleQueue[Callable[[], None] | None] | None = None
 
-    def __init__(self, reactor: Reactor, size: int) -> None:
-        self._reactor = reactor
-        self._pool = ThreadPool(0, size, "txmq-transactions")
-        self._at_shutdown: object = None
-        self.places = DeferredSemaphore(size)
+    async def call(self, function: Callable[[], T]) -> T:
+        """Return the result of a function, after all calls before. For the loop.
 
-    def run(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Deferred[T]:
-        """Call a function in a thread. The Deferred has its result or fails."""
-        if not self._pool.started:
-            self._pool.start()
-            self._at_shutdown = self._reactor.addSystemEventTrigger(
-                "during", "shutdown", self._pool.stop
-            )
-        work: Deferred[T] = deferToThreadPool(self._reactor, self._pool, function, *args, **kwargs)
-        return work
+        Where the wait is cancelled, a call that has begun goes on.
+        """
+        loop, context = asyncio.get_running_loop(), copy_context()
+        answer: asyncio.Future[T] = loop.create_future()
 
-    def stop(self) -> Deferred[None]:
-        """Stop the threads. The Deferred fires when the last one has ended."""
-        if not self._pool.started:
-            return succeed(None)
-        self._reactor.removeSystemEventTrigger(self._at_shutdown)
-        ended: Deferred[None] = deferToThreadPool(
-            self._reactor, self._reactor.getThreadPool(), self._pool.stop
-        )
-        return ended
+        def call() -> None:
+            if answer.cancelled():
+                return
+            try:
+                found = context.run(function)
+            except BaseException as failure:  # noqa: BLE001  # the caller's
+                loop.call_soon_threadsafe(_fail, answer, failure)
+            else:
+                loop.call_soon_threadsafe(_resolve, answer, found)
+
+        if self._calls is None:
+            self._calls = SimpleQueue()
+            Thread(target=_work, args=(self._calls,), name=self._name, daemon=True).start()
+        self._calls.put(call)
+        return await answer
+
+    async def idle(self) -> None:
+        """Wait until all calls so far have ended."""
+        if self._calls is not None:
+            await self.call(_nothing)
+
+    def stop(self) -> None:
+        """End the thread after its calls."""
+        if self._calls is not None:
+            self._calls.put(None)
+            self._calls = None
+
+
+def _work(calls: SimpleQueue[Callable[[], None] | None]) -> None:
+    while (call := calls.get()) is not None:
+        call()
+
+
+def _resolve(answer: asyncio.Future[T], found: T) -> None:
+    if not answer.done():
+        answer.set_result(found)
+
+
+def _fail(answer: asyncio.Future[T], error: BaseException) -> None:
+    if not answer.done():
+        answer.set_exception(error)
+
+
+def _nothing() -> None:
+    """Come after everything in the thread."""

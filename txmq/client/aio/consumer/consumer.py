@@ -12,7 +12,12 @@ from txmq.client.aio.consumer.runner import Handler, PlainWorker, run_workers
 from txmq.client.aio.core import AioCore
 from txmq.client.protocol.consumer.consumer_calls import ConsumerCalls, SingleConsumer
 from txmq.client.protocol.consumer.fetched import DeliveredMessage, ReceivedBatch
-from txmq.client.protocol.consumer.handlers import D, handler_options, require_handler
+from txmq.client.protocol.consumer.handlers import (
+    D,
+    HandlerOptions,
+    handler_options,
+    require_handler,
+)
 from txmq.client.protocol.consumer.operations import Delivered
 from txmq.client.protocol.consumer.settings import ConsumerOptions, consumer_settings
 from txmq.client.protocol.typed.bodies import Topics
@@ -197,25 +202,34 @@ class AioConsumer(ConsumerCalls[LoopMember], AioCloseable):
         require_handler(handler, inbox, coroutines=True)
         self._members.core.seconds()  # on this loop
         self._members.set_workers(workers * (batch or 1))
-        members, lists = self._members, batch is not None
-        if inbox is None:
-            plain = [PlainWorker(members, handler, lists=lists) for _ in range(workers)]
-            await run_workers(members, options, plain)
+        if inbox is not None:
+            await self._run_with_inbox(handler, inbox, options)
             return
+        members, lists = self._members, batch is not None
+        plain = [PlainWorker(members, handler, lists=lists) for _ in range(workers)]
+        await run_workers(members, options, plain)
+
+    async def _run_with_inbox(
+        self, handler: Handler, connect: Callable[[], Any], options: HandlerOptions
+    ) -> None:
         # For programs that have a database.
         from txmq.client.aio.consumer.inbox import (  # noqa: PLC0415
+            Database,
             Inbox,
             InboxWorker,
             run_with_inbox,
         )
 
+        members, lists = self._members, options.batch is not None
+
         async def apply(inboxes: Mapping[object, Inbox]) -> None:
             staff = [
-                InboxWorker(members, inboxes, handler, inbox, lists=lists) for _ in range(workers)
+                InboxWorker(members, inboxes, handler, Database(connect), lists=lists)
+                for _ in range(options.workers)
             ]
             await run_workers(members, options, staff)
 
-        await run_with_inbox(members, inbox, apply)
+        await run_with_inbox(members, lambda: Database(connect), apply)
 
     async def close(self) -> None:
         """Leave the group: handlers may finish, what waits locally is returned, acks

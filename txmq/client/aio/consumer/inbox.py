@@ -13,7 +13,7 @@ from typing import Any
 
 from txmq.client.aio.consumer.group_member import LoopMember
 from txmq.client.aio.consumer.members import LoopMembers
-from txmq.client.aio.consumer.runner import Handler, Worker
+from txmq.client.aio.consumer.runner import Worker
 from txmq.client.protocol.awaited import inbox
 from txmq.client.protocol.awaited.inbox import EVERY_S, InboxSteps, Stopped, outstanding
 from txmq.client.protocol.consumer.fetched import DeliveredMessage
@@ -54,8 +54,8 @@ class Database(inbox.Database):
 class Inbox(inbox.Inbox):
     """The inbox of one member, and the task that tends it."""
 
-    def __init__(self, member: LoopMember, connect: Connect) -> None:
-        super().__init__(member, member.core, Database(connect))
+    def __init__(self, member: LoopMember, database: Database) -> None:
+        super().__init__(member, member.core, database)
         self._lock = asyncio.Lock()
         self._name = f"txmq-{member.settings.group}-inbox"
         self._task: asyncio.Task[None] | None = None
@@ -85,19 +85,7 @@ class Inbox(inbox.Inbox):
 
 
 class InboxWorker(InboxSteps, Worker):
-    """A worker with a connection of its own."""
-
-    def __init__(
-        self,
-        members: LoopMembers,
-        inboxes: Mapping[object, Inbox],
-        handler: Handler,
-        connect: Connect,
-        *,
-        lists: bool,
-    ) -> None:
-        """See InboxSteps."""
-        super().__init__(members, inboxes, handler, Database(connect), lists=lists)
+    """A worker with a connection of its own: see InboxSteps."""
 
     async def process(self, messages: Sequence[DeliveredMessage]) -> None:
         try:
@@ -118,11 +106,11 @@ class InboxWorker(InboxSteps, Worker):
 
 async def run_with_inbox(
     members: LoopMembers,
-    connect: Connect,
+    new_database: Callable[[], Database],
     run: Callable[[Mapping[object, Inbox]], Awaitable[None]],
 ) -> None:
     """Tend the inboxes of the members while `run` has their messages handled."""
-    inboxes = {member.owner: Inbox(member, connect) for member in members.members}
+    inboxes = {member.owner: Inbox(member, new_database()) for member in members.members}
     for one in inboxes.values():
         one.start()
     try:

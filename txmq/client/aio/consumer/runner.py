@@ -122,7 +122,7 @@ class Run:
     def __init__(self, members: LoopMembers, options: HandlerOptions) -> None:
         self._members, self._options = members, options
         self._idle_since = members.loop.time()
-        self._ended = False
+        self._ended = asyncio.Event()
         self._caller: asyncio.Task[Any] | None = None
         self._receiving = set[asyncio.Task[None]]()
 
@@ -142,12 +142,10 @@ class Run:
         ]
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            self._ended = True
-            for task in list(self._receiving):
-                task.cancel()
+            self.end()
             await asyncio.wait(tasks)
         except asyncio.CancelledError:
-            self._ended = True
+            self._ended.set()
             for task in tasks:
                 task.cancel()
             while not all(task.done() for task in tasks):
@@ -163,6 +161,20 @@ class Run:
             if error is not None:
                 raise error
 
+    def end(self) -> None:
+        """Have the workers end. They may finish the messages that they handle."""
+        self._ended.set()
+        for task in list(self._receiving):
+            task.cancel()
+
+    async def has_ended(self, seconds: float) -> bool:
+        """Wait so many seconds; return True as soon as the workers are to end."""
+        try:
+            async with asyncio.timeout(seconds):
+                return await self._ended.wait()
+        except TimeoutError:
+            return False
+
     async def _work(self, worker: Worker) -> None:
         try:
             await self._loop(worker)
@@ -173,7 +185,7 @@ class Run:
         members, options = self._members, self._options
         task = asyncio.current_task()
         assert task is not None, "a worker is a task"
-        while not (members.closed or self._ended):
+        while not (members.closed or self._ended.is_set()):
             self._receiving.add(task)
             try:
                 messages = await members.receive_many(options.batch or 1, options.idle_exit)

@@ -9,7 +9,6 @@ from txmq.client.aio.core import AioCore
 from txmq.client.aio.transaction.half import HalfTransaction
 from txmq.client.aio.transaction.local import LocalTransaction
 from txmq.client.aio.transaction.transaction import Transaction
-from txmq.client.protocol.awaited.block import LookUp
 from txmq.client.protocol.sender.routing import Routing
 from txmq.client.protocol.transaction.options import (
     NO_CONNECTION,
@@ -58,7 +57,6 @@ def enlist(
     connection: object,
     options: TransactionOptions,
     routing: Routing | None = None,
-    look_up: LookUp | None = None,
 ) -> EnlistedTransaction:
     """Return the messages of a connection's open transaction: new ones, or those that
     the same client has begun.
@@ -85,8 +83,8 @@ def enlist(
         allow_weak_commit=weak,
         outbox=outbox,
     )
-    if routing is not None and look_up is not None:
-        transaction._spread_by(cores, routing, look_up)  # noqa: SLF001  # not the user's call
+    if routing is not None:
+        transaction._spread(cores, routing)  # noqa: SLF001  # not the user's call
     transaction.join(options)
     return transaction
 

@@ -25,7 +25,7 @@ from txmq.errors import (
 )
 from txmq.model.bundle import BundleReceipt
 from txmq.model.message import Decision
-from txmq.wire.bundle import BundleDescription, BundlePart, pack_part, unpack_bundle_receipt
+from txmq.wire.bundle import BundlePart, pack_part, unpack_bundle_receipt
 from txmq.wire.data_requests import Opcode
 
 log = get_logger()
@@ -42,15 +42,12 @@ class AioBundle(StoringBundle[AioCore]):
         self._stored_parts = 0
         self._answers: list[Future[bytes]] = []
 
-    @property
-    def broker(self) -> AioCore:
-        return self.core
+    @staticmethod
+    def awaited(core: AioCore) -> AioCore:
+        return core
 
-    async def build(self, description: BundleDescription, deadline: float) -> None:
-        self._description, self._deadline = description, deadline
+    def _build(self) -> None:
         self._stored_parts = 0  # of an earlier attempt, which the broker knows by the token
-        for topic in dict.fromkeys(item.topic for item in self.buffer.items):
-            await self.core.topic(topic)
         self._sent_parts = self._parts()
 
     async def send(self) -> None:
@@ -81,9 +78,10 @@ class AioBundle(StoringBundle[AioCore]):
                 return await self._await_answers()
             except StaleTopic as stale:
                 await self._await_rest()
-                if self.core.seconds() >= self._deadline:
+                left = self._deadline - self.core.seconds()
+                if left <= 0:
                     raise
-                await self.core.refresh(str(stale.detail.get("topic", "")))
+                await self.core.refresh(str(stale.detail.get("topic", "")), within=left)
             self._sent_parts = self._parts(stored=self._sent_parts[: self._stored_parts])
             self._send_parts()
 

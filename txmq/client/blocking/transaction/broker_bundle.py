@@ -28,7 +28,6 @@ from txmq.errors import (
 )
 from txmq.model.bundle import BundleReceipt
 from txmq.model.message import Decision
-from txmq.wire.bundle import BundleDescription
 
 
 class BrokerBundle(StoringBundle[BlockingCore]):
@@ -41,6 +40,10 @@ class BrokerBundle(StoringBundle[BlockingCore]):
         self._at_once = CoreAtOnce(core)
         self._upload: BundleUpload | None = None
 
+    @staticmethod
+    def awaited(core: BlockingCore) -> CoreAtOnce:
+        return CoreAtOnce(core)
+
     @property
     def broker(self) -> CoreAtOnce:
         return self._at_once
@@ -48,9 +51,8 @@ class BrokerBundle(StoringBundle[BlockingCore]):
     def _log_id(self) -> UUID:
         return self.core.log_id
 
-    async def build(self, description: BundleDescription, deadline: float) -> None:
-        self._description, self._deadline = description, deadline
-        self._upload = BundleUpload(self.core, self._parts(), deadline)
+    def _build(self) -> None:
+        self._upload = BundleUpload(self.core, self._parts(), self._deadline)
 
     async def send(self) -> None:
         assert self._upload is not None, "build() comes before send()"
@@ -79,7 +81,8 @@ class BrokerBundle(StoringBundle[BlockingCore]):
                 if stored is None or now + pause >= self._deadline:
                     raise
                 if isinstance(refused, StaleTopic):
-                    self.core.topics.refresh(str(refused.detail.get("topic", "")))
+                    topic, left = str(refused.detail.get("topic", "")), self._deadline - now
+                    self.core.topics.refresh(topic, left)
                 time.sleep(pause)  # noqa: ASYNC251  # as all of this face, it blocks
             parts = self._parts(stored=self._upload.parts[:stored])
             self._upload = BundleUpload(self.core, parts, self._deadline, stored)

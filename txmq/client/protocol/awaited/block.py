@@ -8,7 +8,7 @@ home broker for several databases (`xa`), or the broker alone.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator
 from contextlib import (
     AbstractAsyncContextManager,
     AbstractContextManager,
@@ -17,8 +17,7 @@ from contextlib import (
 )
 from typing import Any, TypeVar
 
-from txmq.client.protocol.awaited.bundle import StoringBundle, StoringCore
-from txmq.client.protocol.sender.routing import Routing
+from txmq.client.protocol.awaited.bundle import StoringBundle, StoringCore, look_up
 from txmq.client.protocol.transaction.lifecycle import Stage
 from txmq.client.protocol.transaction.state import TransactionState
 from txmq.errors import TxmqError
@@ -26,13 +25,11 @@ from txmq.model.durations import Duration, seconds_of
 
 B = TypeVar("B", bound=StoringBundle[Any])
 K = TypeVar("K", bound=StoringCore)
-LookUp = Callable[[Iterable[str]], Awaitable[None]]
 
 
 class BlockSteps(TransactionState[B, K]):
     """A block whose sends and acks take effect together, or not at all."""
 
-    _look_up: LookUp | None = None
     _deciding = False  # the decision is asked for, and may come true
 
     async def _begin(self) -> None:
@@ -84,14 +81,12 @@ class BlockSteps(TransactionState[B, K]):
 
     async def _route_all(self) -> None:
         """Give the messages to the brokers of a cluster, before anything is stored."""
-        if self._unrouted is not None and self._look_up is not None:
-            await self._look_up(self._unrouted.topics_to_look_up)
+        if self._unrouted is not None:
+            deadline = self._core.seconds() + self._timeout
+            for topic in self._unrouted.topics_to_look_up:
+                for core in self._unrouted.cores:
+                    await look_up(self._bundle.awaited(core), topic, deadline)
         self._route()
-
-    def _spread_by(self, cores: Sequence[K], routing: Routing, look_up: LookUp) -> None:
-        """Let each message go to its broker of a cluster. Called before the block."""
-        self._look_up = look_up
-        self._spread(cores, routing)
 
     @asynccontextmanager
     async def _savepoint(self) -> AsyncIterator[None]:

@@ -52,14 +52,19 @@ class StoringBundle(Bundle[K], ABC):
 
     _decision: Any = None  # the answer to it is to come
 
-    @property
+    @staticmethod
     @abstractmethod
+    def awaited(core: K) -> AwaitedCore:
+        """Return a core, for calls that are awaited."""
+
+    @property
     def broker(self) -> AwaitedCore:
         """The core of its broker, for calls."""
+        return self.awaited(self.core)
 
     async def log_id(self) -> UUID:
         """Return the id of the broker's log. Raises as a call, unless it is known."""
-        return await self.broker.log_id()
+        return await self.broker.log_id(self.patience)
 
     async def call(
         self, name: str, args: dict[str, Any], *, within: float | None = None
@@ -74,9 +79,16 @@ class StoringBundle(Bundle[K], ABC):
         """Have an answer of the broker. Raises as a call."""
         await self.broker.request(Opcode.PING)
 
-    @abstractmethod
     async def build(self, description: BundleDescription, deadline: float) -> None:
         """Build the parts, to be stored by `deadline`; look unknown topics up first."""
+        for topic in dict.fromkeys(item.topic for item in self.buffer.items):
+            await look_up(self.broker, topic, deadline)
+        self._description, self._deadline = description, deadline
+        self._build()
+
+    @abstractmethod
+    def _build(self) -> None:
+        """Build the parts, all anew."""
 
     @abstractmethod
     async def send(self) -> None:
@@ -208,6 +220,14 @@ def unavailable(error: ConnectionLost | RequestTimeout) -> BrokerUnavailable:
         f"A broker did not confirm the messages: {error.message}; the transaction was rolled back",
         hint="run the transaction again",
     )
+
+
+async def look_up(core: AwaitedCore, topic: str, deadline: float) -> None:
+    """Have a topic in the cache by the deadline: row locks may wait for it. Raises as a
+    call.
+    """
+    if core.topics.cached(topic) is None:
+        await core.refresh(topic, within=max(0.0, deadline - core.seconds()))
 
 
 class UnroutedBundle(UnroutedSends[B], StoringBundle[K]):

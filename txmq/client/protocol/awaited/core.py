@@ -44,10 +44,10 @@ class AwaitedCore(Protocol):
     async def topic(self, topic: str) -> TopicMetadata:
         """Return a topic from the cache, or else from the broker."""
 
-    async def refresh(self, topic: str) -> TopicMetadata:
-        """Return the topic as the broker describes it now."""
+    async def refresh(self, topic: str, within: float | None = None) -> TopicMetadata:
+        """Return the topic as the broker describes it now, `within` so many seconds."""
 
-    async def log_id(self) -> UUID:
+    async def log_id(self, within: float | None = None) -> UUID:
         """Return the id of the broker's log. Raises as a call, unless it is known."""
 
     async def request(

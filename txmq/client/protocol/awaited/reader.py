@@ -1,4 +1,4 @@
-"""Readers without a group on an event loop, of asyncio or Twisted's.
+"""Readers without a group on an event loop.
 
 `txmq.client.protocol.reader` has the requests and the positions. Each reader has a
 connection of its own.

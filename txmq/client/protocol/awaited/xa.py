@@ -85,7 +85,7 @@ class XaSteps(CallerSteps[B, K]):
         """
 
     async def _begin(self) -> None:
-        log_id = await self._home.log_id()
+        log_id = await self._home.broker.log_id()
         names = branches(self._node, log_id, self.token, len(self._drivers))
         try:
             for driver, name in zip(self._drivers, names, strict=True):

@@ -1,4 +1,4 @@
-"""Members of a consumer group on an event loop, of asyncio or Twisted's."""
+"""Members of a consumer group on an event loop."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ from txmq.model.tracebacks import text_of
 
 _PLAIN = (
     "give a function that returns when its work is done; coroutines are for txmq.aio.connect,"
-    " and for the Twisted client's `run` without inbox"
+    " and for txmq.twisted.connect without an inbox"
 )
 log = get_logger()
 

@@ -66,8 +66,8 @@ class SpoolTopics(TopicCache):
         metadata = TopicMetadata(topic, *known)
         return self._metadata.setdefault(topic, metadata)
 
-    def refresh(self, topic: str) -> TopicMetadata:
-        metadata = super().refresh(topic)
+    def refresh(self, topic: str, within: float | None = None) -> TopicMetadata:
+        metadata = super().refresh(topic, within)
         known = KnownTopic(metadata.partitions, metadata.epoch, metadata.topic_id)
         if self._directory is not None and self._known.get(topic) != known:
             self._known[topic] = known

@@ -16,8 +16,9 @@ from txmq.model.message import check_name
 if TYPE_CHECKING:  # OpenTelemetry is for those who ask for it
     from txmq.client.protocol.telemetry.tracing import Telemetry
 
-# Returns the broker's description of a topic. The broker may create it at first use.
-Describe = Callable[[str], dict[str, Any]]
+# Returns the broker's description of a topic, within so many seconds; None = those of
+# the client. The broker may create it at first use.
+Describe = Callable[[str, float | None], dict[str, Any]]
 
 MAX_PARTITIONS = 1 << 32
 
@@ -77,13 +78,13 @@ class TopicCache:
     # What messages without a transaction are routed by: see SpoolTopics.
     for_send = get
 
-    def refresh(self, topic: str) -> TopicMetadata:
-        """Return the topic as the broker describes it now.
+    def refresh(self, topic: str, within: float | None = None) -> TopicMetadata:
+        """Return the topic as the broker describes it now, `within` so many seconds.
 
         Of answers that overtake one another, the one asked for last stays.
         """
         number = next(self._refreshes)
-        metadata = parse_description(topic, self._describe(check_name(topic, "topic")))
+        metadata = parse_description(topic, self._describe(check_name(topic, "topic"), within))
         if self._refreshed.get(topic, -1) < number:
             self._refreshed[topic], self._metadata[topic] = number, metadata
         return metadata

@@ -1,6 +1,4 @@
-"""The end of a call, whatever its face returns: a value, a future, a Deferred or a
-coroutine.
-"""
+"""The end of a call, whatever its face returns: a value, a future or a coroutine."""
 
 from __future__ import annotations
 
@@ -14,8 +12,6 @@ Done: TypeAlias = Callable[[Any, BaseException | None], None]
 
 def when_done(result: Any, done: Done) -> Any:  # noqa: ANN401  # of any face
     """Return a result that calls `done` once at its end, and is otherwise the same."""
-    if hasattr(result, "addCallbacks"):  # a Deferred
-        return result.addCallbacks(_passing(done), _passing_failure(done))
     if isinstance(result, Coroutine):
         return _awaited(result, done)
     if hasattr(result, "add_done_callback"):
@@ -23,22 +19,6 @@ def when_done(result: Any, done: Done) -> Any:  # noqa: ANN401  # of any face
         return result
     done(result, None)
     return result
-
-
-def _passing(done: Done) -> Callable[[Any], Any]:
-    def passed(value: Any) -> Any:  # noqa: ANN401  # of any face
-        when_done(value, done)
-        return value
-
-    return passed
-
-
-def _passing_failure(done: Done) -> Callable[[Any], Any]:
-    def passed(failure: Any) -> Any:  # noqa: ANN401  # Twisted's
-        done(None, failure.value)
-        return failure
-
-    return passed
 
 
 def _future_done(future: Any, done: Done) -> None:  # noqa: ANN401  # of threads or asyncio

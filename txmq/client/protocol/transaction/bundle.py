@@ -50,6 +50,8 @@ class Bundle(Generic[K]):
     def __init__(self, core: K, token: UUID) -> None:
         self.core, self.token = core, token
         self.buffer = Buffer(core.topics)
+        # Seconds for a call in the block, because row locks wait; None = the client's.
+        self.patience: float | None = None
         self.first_number = 0  # of its messages, whose ids are TOKEN-NUMBER
         self.sent = False  # the broker may have it
         self.published = False  # known to be visible to consumers

@@ -2,8 +2,7 @@
 
 `HalfTransaction` does the same in a block, with a thread that waits. Here the bundle
 goes to the broker, the local work begins once the bundle is durable, and then the
-decision goes out. If the decision never comes, the broker asks the checker. Both the
-blocking and the Twisted client use this module.
+decision goes out. If the decision never comes, the broker asks the checker.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from txmq.model.message import COMMIT, ROLLBACK, Decision, Message, check_name
 from txmq.model.units import SECOND
 from txmq.wire.bundle import BundleDescription, pack_part, unpack_bundle_receipt
 
-# Future[bool], or Deferred[bool] on the Twisted face.
+# Future[bool], or what the face has in its place.
 F = TypeVar("F", covariant=True)  # noqa: PLC0105
 
 

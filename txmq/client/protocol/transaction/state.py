@@ -46,12 +46,12 @@ class TransactionState(BundleOperations[B], Generic[B, K]):
 
     def __init__(self, core: K, *, timeout: float, check_after: float = 0.0) -> None:
         self.token: UUID = new_token()
-        super().__init__(self._bundle_type(core, self.token))
+        self._timeout = timeout
+        super().__init__(self._new_bundle(core))
         self._bundles: list[B] = [self._bundle]
         self._home = self._bundle  # the client's own, which decides an XA transaction
         self._unrouted: UnroutedSends[B] | None = None  # of a transaction over a cluster
         self._core = core
-        self._timeout = timeout
         self._check_after = int(check_after * SECOND)
         self._stage = Stage.NEW
         self._committed = False
@@ -163,8 +163,13 @@ class TransactionState(BundleOperations[B], Generic[B, K]):
                 f"Transaction {self.token} cannot have a second broker",
                 hint=self._one_broker_hint,
             )
-        self._bundles.append(self._bundle_type(core, self.token))
+        self._bundles.append(self._new_bundle(core))
         return self._bundles[-1]
+
+    def _new_bundle(self, core: K) -> B:
+        bundle: B = self._bundle_type(core, self.token)
+        bundle.patience = self._timeout
+        return bundle
 
     def _log_id_of(self, core: K) -> UUID | None:
         """Return the id of a broker's log."""

@@ -48,6 +48,18 @@ def async_driver(connection: object) -> Driver:
     return driver
 
 
+def driver_in_thread(connection: object, call: Callable[..., Any]) -> Driver:
+    """Return the driver of a connection that blocks, for an event loop.
+
+    `call` is a coroutine function that calls a function in a thread, one at a time.
+    Raises LocalProtocolError.
+    """
+    from txmq.tx.postgres.drivers.in_thread import ThreadDriver  # noqa: PLC0415
+
+    _ADAPTED.add(ThreadDriver)
+    return cast("Driver", ThreadDriver(blocking_driver(connection), call))
+
+
 def _name_of(driver: Driver) -> str:
     kind = type(driver.connection)
     return f"{kind.__module__}.{kind.__qualname__}"

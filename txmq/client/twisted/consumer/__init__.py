@@ -1,3 +1,0 @@
-"""Consumers on Twisted's reactor, over the members of
-`txmq.client.protocol.consumer`.
-"""
