@@ -21,7 +21,9 @@ from txmq.tx.postgres.identity import NamedServer, parse_lsn
 # under these, COMMIT returns before the row is on disk here, or at the standby
 WEAK: Final = ("off", "local")
 # Row and circumstances by a function, in schema.sql: its plans are kept.
-_INSERT: Final = "SELECT public.txmq_token_insert(%s::uuid, %s::uuid)"
+_INSERT: Final = (
+    "SELECT pg_catalog.array_to_string(public.txmq_token_insert(%s::uuid, %s::uuid), ' ', '-')"
+)
 # `remote_write` trusts the standby's kernel; `remote_apply` is stronger than `on`.
 _STRENGTHEN: Final = "SELECT set_config('synchronous_commit', 'on', true)"
 
@@ -74,7 +76,7 @@ async def insert_token(
     values = [text for log_id in ordered for text in (name, str(log_id))]
     try:
         rows = await driver.execute(statement if block is None else block.proof + statement, values)
-        found = {log_id: row for log_id, (row,) in zip(ordered, rows, strict=True)}
+        found = {log_id: row.split() for log_id, (row,) in zip(ordered, rows, strict=True)}
         setting, mark, _epoch, _stamp, system_id, timeline, position = found[ordered[0]]
         if block is not None:
             block.require_same(mark)
@@ -108,8 +110,8 @@ async def may_have_reported(driver: Driver, log_id: UUID, boot_epoch: int) -> bo
     return bool(may)
 
 
-def _number(text: str | None) -> int | None:
-    return None if text is None else int(text)
+def _number(text: str) -> int | None:
+    return None if text == "-" else int(text)
 
 
 def _refusal(error: DriverError, token: UUID) -> TokenFenced | DatabaseError | TransactionAborted:

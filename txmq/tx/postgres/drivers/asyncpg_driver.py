@@ -7,6 +7,8 @@
   and PREPARE tells, and the token's INSERT fails before.
 - It binds on the server: placeholders are numbered, and statements with parameters go
   out one by one. Several outside of a transaction get one around them.
+- Codecs that the caller has set do not count for txmq's statements: asyncpg can leave
+  them out, as it does for its own.
 - The caller's statements are seen by a class derived from that of his connection, which
   is its class while the block is open: the instance has no attributes to hook into.
 """
@@ -156,14 +158,20 @@ class AsyncpgDriver:
         given: Any = values
         for text, names in statements:
             if names or text[:6] in ("SELECT", "WITH m", "WITH g"):
-                found = await asyncpg.Connection.fetch(
-                    self.connection, text, *[given[name] for name in names]
-                )
+                found = await self._fetched(text, [given[name] for name in names])
                 rows = [tuple(row) for row in found]
             else:  # not prepared
                 await self._plain(text)
                 rows = []
         return rows
+
+    async def _fetched(self, statement: str, values: list[Any]) -> Any:  # noqa: ANN401  # records
+        """Return the rows of a statement, past any watch, and past the codecs and the
+        class of records of the caller.
+        """
+        return await self.connection._execute(  # noqa: SLF001  # fetch() cannot do without codecs
+            statement, values, 0, None, ignore_custom_codec=True, record_class=asyncpg.Record
+        )
 
     async def _plain(self, statement: str) -> str:
         """Execute a statement as it is, past any watch; return the command tag."""

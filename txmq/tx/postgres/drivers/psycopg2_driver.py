@@ -11,11 +11,13 @@
   string, one round trip. A BEGIN in between keeps psycopg2, which still thinks the
   transaction open, in step with the server until the rollback takes both back.
 - The caller's statements are seen by cursors of a class derived from his own.
+- Types and adapters that the caller has registered do not count for txmq's statements:
+  its cursors have psycopg2's own types, and what they bind is quoted before.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import lru_cache
 from typing import Any, Final, NamedTuple
@@ -120,7 +122,8 @@ class Psycopg2Driver:
     async def execute(self, statements: str, values: Values = ()) -> Rows:
         try:
             with plain_cursor(self.connection) as cursor:
-                cursor.execute(statements, values or None)
+                cursor.string_types = _OWN_TYPES
+                cursor.execute(statements, _quoted(values))
                 return cursor.fetchall() if cursor.description is not None else []
         except psycopg2.Error as error:
             raise _known(error) from error
@@ -222,6 +225,34 @@ class Psycopg2Driver:
             (self.connection.tpc_commit if commit else self.connection.tpc_rollback)(gid)
         except psycopg2.Error as error:
             raise _known(error) from error
+
+
+_OWN_TYPES: Final = {
+    oid: known
+    for known in (
+        extensions.BOOLEAN,
+        extensions.INTEGER,
+        extensions.LONGINTEGER,
+        psycopg2.STRING,
+        psycopg2.BINARY,
+    )
+    for oid in known.values
+}
+
+
+def _quoted(values: Values) -> Any:  # noqa: ANN401  # as they were given
+    """Return values as texts that no adapter changes; SQL gives them their types."""
+    if isinstance(values, Mapping):
+        return {name: _quoted_value(value) for name, value in values.items()}
+    return [_quoted_value(value) for value in values] or None
+
+
+def _quoted_value(value: Any) -> Any:  # noqa: ANN401  # of the rules' statements
+    if value is None:
+        return None
+    if isinstance(value, bytes):
+        return extensions.Binary(value)
+    return extensions.QuotedString(str(value))
 
 
 def _known(error: psycopg2.Error) -> DriverError:

@@ -8,7 +8,8 @@
   an error when the server answered ROLLBACK. COMMIT and PREPARE go through a cursor,
   which tells the command tag.
 - txmq's statements go through a cursor that binds on the client: several make one round
-  trip, and none is prepared, which poolers would not stand.
+  trip, and none is prepared, which poolers would not stand. It has psycopg's own
+  loaders and dumpers, whatever the caller has registered.
 - The caller's statements are seen by cursors of a class derived from his own, and by
   `connection.transaction()`, whose savepoints pass no cursor.
 """
@@ -21,7 +22,7 @@ from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
 import psycopg
-from psycopg import pq, rows, sql
+from psycopg import adapt, postgres, pq, rows, sql
 
 from txmq.errors import DatabaseUnavailable, LocalProtocolError
 from txmq.tx.postgres.driver import (
@@ -167,7 +168,7 @@ class PsycopgDriver:
 
     async def _execute(self, statements: str, values: Values = ()) -> tuple[Rows, str]:
         """Execute statements; return rows and command tag of the last one."""
-        kind: Any = psycopg.AsyncClientCursor if self.awaits else psycopg.ClientCursor
+        kind: Any = _OwnAsyncCursor if self.awaits else _OwnCursor
         try:
             cursor = kind(self.connection, row_factory=rows.tuple_row)
             await self._do(cursor.execute, statements, values or None)
@@ -265,6 +266,26 @@ class PsycopgDriver:
             await self._do(connection.tpc_commit if commit else connection.tpc_rollback, gid)
         except psycopg.Error as error:
             raise _known(error) from error
+
+
+_OWN_ADAPTERS: Final = adapt.AdaptersMap(types=postgres.types)
+postgres.register_default_adapters(_OWN_ADAPTERS)
+
+
+class _OwnCursor(psycopg.ClientCursor[Any]):
+    """A cursor of txmq's own statements."""
+
+    @property
+    def adapters(self) -> adapt.AdaptersMap:
+        return _OWN_ADAPTERS
+
+
+class _OwnAsyncCursor(psycopg.AsyncClientCursor[Any]):
+    """A cursor of asyncio, likewise."""
+
+    @property
+    def adapters(self) -> adapt.AdaptersMap:
+        return _OWN_ADAPTERS
 
 
 def _known(error: psycopg.Error) -> DriverError:
