@@ -686,6 +686,7 @@ FAULTS: dict[int, tuple[str, ...]] = {
     #     "test_the_statements_of_the_outbox_do_not_go_by_them",
     #     "test_a_message_in_the_log_does_not_go_by_them",
     # ),
+    # NEW-c: ("test_a_connection_whose_commit_would_leave_the_messages_is_refused",),
     111: (
         AGREE_OR_TOLD,
         "test_raw_savepoints_withdraw_messages_with_their_rows",

@@ -59,6 +59,8 @@ def enlist(
     options: TransactionOptions,
     routing: Routing | None = None,
     look_up: LookUp | None = None,
+    *,
+    hooks: bool,
 ) -> EnlistedTransaction:
     """Return the messages of a connection's open transaction: new ones, or those that
     the same client has begun.
@@ -87,7 +89,7 @@ def enlist(
     )
     if routing is not None and look_up is not None:
         transaction._spread_by(cores, routing, look_up)  # noqa: SLF001  # not the user's call
-    transaction.join(options)
+    transaction.join(options, hooks=hooks)
     return transaction
 
 
