@@ -196,8 +196,14 @@ class Driver(Protocol):
         here, and nothing was sent.
         """
 
-    async def commit(self) -> str:
-        """Send COMMIT, and return the command tag of its answer.
+    async def hold(self) -> None:
+        """Have the caller's own calls end no transaction unseen, for as long as the
+        connection lives: txmq alone begins and ends them, by statements.
+        """
+
+    async def commit(self, before: str = "") -> str:
+        """Send COMMIT, and return the command tag of its answer. The statements
+        `before` go with it in one round trip; they fail in another transaction.
 
         Where the driver hides the tag it is "COMMIT": then the status was known before.
         Raises TransactionGone.

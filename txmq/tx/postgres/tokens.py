@@ -13,9 +13,15 @@ from uuid import UUID
 
 from txmq.errors import DatabaseError, SynchronousCommitOff, TokenFenced, TransactionAborted
 from txmq.tx.postgres.caller import failure, require_open
-from txmq.tx.postgres.caller_block import NO_SAVEPOINT, CallerBlock
+from txmq.tx.postgres.caller_block import CallerBlock
 from txmq.tx.postgres.driver import Driver
-from txmq.tx.postgres.errors import CHECK_VIOLATION, UNIQUE_VIOLATION, DriverError, translated
+from txmq.tx.postgres.errors import (
+    CHECK_VIOLATION,
+    NO_SAVEPOINT,
+    UNIQUE_VIOLATION,
+    DriverError,
+    translated,
+)
 from txmq.tx.postgres.identity import NamedServer, parse_lsn
 
 # under these, COMMIT returns before the row is on disk here, or at the standby

@@ -56,6 +56,7 @@ class Psycopg2Driver:
         self.connection = connection
         self._settings: _Settings | None = None
         self._factory: Any = _NOT_WATCHED
+        self._held = False
 
     @property
     def status(self) -> Status:
@@ -152,7 +153,29 @@ class Psycopg2Driver:
             raise _known(error) from error
         return marked
 
-    async def commit(self) -> str:
+    async def hold(self) -> None:
+        """Let psycopg2 take a transaction for open all the time.
+
+        Then it begins none itself, and its `commit()` and `rollback()` show in its
+        status. What it begins after these is READ ONLY.
+        """
+        if self._held:
+            return
+        try:
+            self.connection.autocommit = False
+            self.connection.readonly = True
+            self._roll_back_held()
+        except psycopg2.Error as error:
+            raise _known(error) from error
+        self._held = True
+
+    def _roll_back_held(self) -> None:
+        ready = self.connection.status == extensions.STATUS_READY
+        if ready or self.status is not Status.IDLE:
+            with plain_cursor(self.connection) as cursor:
+                cursor.execute("ROLLBACK")  # where it is ready, behind a BEGIN of psycopg2
+
+    async def commit(self, before: str = "") -> str:
         connection = self.connection
         try:
             if self.begun:
@@ -163,7 +186,7 @@ class Psycopg2Driver:
                         raise
                     raise TransactionGone from None  # psycopg2 has another open; nothing was sent
                 return "COMMIT"
-            if connection.status == extensions.STATUS_BEGIN:
+            if connection.status == extensions.STATUS_BEGIN and not self._held:
                 try:
                     connection.commit()
                 except psycopg2.ProgrammingError as error:
@@ -174,17 +197,21 @@ class Psycopg2Driver:
                 return "COMMIT"
             # A BEGIN that psycopg2 does not know of: its commit() would do nothing.
             with plain_cursor(connection) as cursor:
-                cursor.execute("COMMIT")
+                cursor.execute(f"{before}COMMIT")
                 tag = cursor.statusmessage
         except psycopg2.Error as error:
             raise _known(error) from error
-        with suppress(psycopg2.Error):
-            _end(connection)
+        if not self._held:
+            with suppress(psycopg2.Error):
+                _end(connection)
         return str(tag)
 
     async def roll_back(self) -> None:
         try:
-            _end(self.connection)
+            if self._held:
+                self._roll_back_held()
+            else:
+                _end(self.connection)
         except psycopg2.Error as error:
             raise _known(error) from error
 

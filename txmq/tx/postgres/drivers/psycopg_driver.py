@@ -25,6 +25,7 @@ import psycopg
 from psycopg import adapt, postgres, pq, rows, sql
 
 from txmq.errors import DatabaseUnavailable, LocalProtocolError
+from txmq.faces import run
 from txmq.tx.postgres.driver import (
     AsyncEnlisted,
     Enlisted,
@@ -59,6 +60,7 @@ class PsycopgDriver:
         self.interruption: BaseException | None = None
         self._settings: _Settings | None = None
         self._factory: Any = _NOT_WATCHED
+        self._held = False
 
     @property
     def status(self) -> Status:
@@ -127,13 +129,28 @@ class PsycopgDriver:
 
     def watch(self, watch: Watch) -> None:
         connection = self.connection
+        if self._held:
+            connection.commit, connection.rollback = self._refusing(watch)
         if self.enlists:
             return  # it watches by itself
         self._factory = connection.cursor_factory
         connection.cursor_factory = watched(connection.cursor_factory)
         connection.transaction = self._async_transaction if self.awaits else self._transaction
 
+    def _refusing(self, watch: Watch) -> tuple[Callable[[], Any], Callable[[], Any]]:
+        """Return `commit()` and `rollback()` as SQL that is not allowed."""
+
+        def asked(statement: str) -> Callable[[], Any]:
+            async def ask() -> None:
+                watch.require_allowed(statement)
+
+            return ask if self.awaits else lambda: run(ask())
+
+        return asked("COMMIT"), asked("ROLLBACK")
+
     def unwatch(self) -> None:
+        for name in ("commit", "rollback"):
+            self.connection.__dict__.pop(name, None)
         if self._factory is _NOT_WATCHED:
             return
         given, self._factory = self._factory, _NOT_WATCHED
@@ -208,10 +225,13 @@ class PsycopgDriver:
             raise
         return marked
 
-    async def commit(self) -> str:
+    async def hold(self) -> None:
+        self._held = True
+
+    async def commit(self, before: str = "") -> str:
         if self.begun and not self.holds_begun:
             raise TransactionGone
-        return await self._ended("COMMIT")
+        return await self._ended(f"{before}COMMIT")
 
     async def prepare(self, gid: str) -> bool:
         return await self._ended(f"PREPARE TRANSACTION '{gid}'") == "PREPARE TRANSACTION"
