@@ -15,13 +15,14 @@ from psycopg2 import extras
 
 import txmq
 import txmq.psycopg
-from tests.client.effects import effects, with_effects
+from tests.client.effects import EFFECT, effects, take_effect, with_effects
 from tests.client.real import RealBroker
 from tests.client.real_consumers import drain
 from tests.client.scripted_member import fresh
 from tests.client.world import ApplicationError
+from tests.tx.postgres.support import rows
 from txmq.client.blocking.client import Client
-from txmq.model.message import ReceivedMessage
+from txmq.model.message import Message, ReceivedMessage
 from txmq.model.retry import RetryPolicy
 from txmq.postgres import EnlistConnection
 from txmq.testing.wait import PATIENCE_S
@@ -80,6 +81,10 @@ def roll_back_unseen(at: Handled) -> None:
     unwatched(at).execute("ROLLBACK")
 
 
+def another_transaction(at: Handled) -> None:
+    unwatched(at).execute("ROLLBACK; BEGIN; INSERT INTO effects (body) VALUES ('own')")
+
+
 def prepare(at: Handled) -> None:
     at.connection.cursor().execute("PREPARE TRANSACTION 'theirs'")
 
@@ -131,6 +136,7 @@ COMMON = (
     roll_back_in_a_string,
     commit_unseen,
     roll_back_unseen,
+    another_transaction,
     prepare,
     with_connection,
     with_connection_that_fails,
@@ -217,3 +223,52 @@ def test_a_handler_that_ends_the_transaction_of_its_message_has_failed(
     assert effects(count) == ["fine-a", "good-a"]
     [letter] = client.letters(group)
     assert "connection of its own" in letter.error_text, "what to do instead"
+
+
+@pytest.mark.parametrize("driver", CONNECTS)
+def test_a_handler_may_take_a_part_back_and_check_its_constraints(
+    client: Client, database: str, driver: str
+) -> None:
+    topic, count = fresh("t"), with_effects(database)
+    client.send_batch(topic, [Message(b"m%d" % number, "k") for number in range(4)])
+
+    def handle(message: ReceivedMessage, connection: Any) -> None:
+        with connection.cursor() as cursor:
+            for statement in ("SAVEPOINT own", EFFECT, "ROLLBACK TO own", "RELEASE own", EFFECT):
+                values = (message.body.decode(), 1) if statement is EFFECT else None
+                cursor.execute(statement, values)
+            cursor.execute("SET CONSTRAINTS ALL IMMEDIATE")
+        if isinstance(connection, psycopg.Connection):
+            with suppress(ApplicationError), connection.transaction():
+                connection.execute(EFFECT, ("not", 1))
+                raise ApplicationError
+
+    with client.consumer(fresh("g"), [topic]) as consumer:
+        drain(client, consumer, handle, inbox=lambda: CONNECTS[driver](database))
+        assert (consumer.stats.nacked, consumer.stats.acked) == (0, 4)
+    assert effects(count) == ["m0", "m1", "m2", "m3"]
+
+
+def test_a_handler_that_has_the_row_of_its_message_checked_may_commit_nothing(
+    client: Client, database: str
+) -> None:
+    """The guard of the server is used up by then, and the rest is there."""
+    topic, group, count = fresh("t"), fresh("g"), with_effects(database)
+    client.send(topic, b"m")
+
+    def handle(message: ReceivedMessage, connection: Any) -> None:
+        take_effect(message, connection)
+        connection.cursor().execute("SET CONSTRAINTS ALL IMMEDIATE")
+        connection.cursor().execute("COMMIT")
+
+    with client.consumer(group, [topic], retry=RetryPolicy((0,), retries=1)) as consumer:
+        drain(client, consumer, handle, inbox=lambda: psycopg2.connect(database))
+    assert (effects(count), len(list(client.letters(group)))) == ([], 1)
+
+
+def test_rows_of_the_inbox_from_elsewhere_are_let_through(database: str) -> None:
+    """As those of a dump that is restored."""
+    row = "INSERT INTO txmq_inbox_recent VALUES ('g', gen_random_uuid(), 1, 0, 0, 5)"
+    rows(database, row)
+    [(count,)] = rows(database, "SELECT count(*) FROM txmq_inbox_recent")
+    assert count == 1
