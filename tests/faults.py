@@ -674,9 +674,14 @@ FAULTS: dict[int, tuple[str, ...]] = {
         "test_a_topic_that_is_made_again_has_a_later_epoch_and_another_id",
     ),
     93: ("test_positions_are_refused_by_a_log_that_was_restored_to_before_them",),
-    109: (AGREE_OR_TOLD, "test_a_habitual_rollback_before_the_error_goes_on_hides_nothing"),
+    109: (
+        AGREE_OR_TOLD,
+        "test_a_habitual_rollback_before_the_error_goes_on_hides_nothing",
+        "test_a_handler_that_ends_the_transaction_of_its_message_has_failed",
+    ),
     110: (
         AGREE_OR_TOLD,
+        "test_a_handler_that_ends_the_transaction_of_its_message_has_failed",
         "test_what_is_refused_says_what_to_do",
         "test_a_caller_who_ends_the_transaction_is_told",
     ),
@@ -687,8 +692,15 @@ FAULTS: dict[int, tuple[str, ...]] = {
     #     "test_a_message_in_the_log_does_not_go_by_them",
     # ),
     # NEW-c: ("test_a_connection_whose_commit_would_leave_the_messages_is_refused",),
+    # NEW-a: (
+    #     "test_a_handler_that_ends_the_transaction_of_its_message_has_failed",
+    #     "test_a_handler_that_has_the_row_of_its_message_checked_may_commit_nothing",
+    # ),
     111: (
         AGREE_OR_TOLD,
+        "test_a_handler_that_ends_the_transaction_of_its_message_has_failed",
+        "test_a_handler_may_take_a_part_back",
+        "test_a_handler_may_take_a_part_back_and_check_its_constraints",
         "test_raw_savepoints_withdraw_messages_with_their_rows",
         "test_a_savepoint_from_before_the_block_cannot_be_rolled_back_to",
         "test_an_inner_atomic_block_takes_its_messages_back",

@@ -23,9 +23,9 @@ from txmq.errors import LocalProtocolError, TransactionEnded
 from txmq.tx.postgres.driver import Driver, Status
 from txmq.tx.postgres.statement_watch import NO_SENDS, SHOWN, StatementWatch, control_in
 
-# Behind BEGIN, and in front of COMMIT.
+# Behind BEGIN, and in front of COMMIT, in whose query string the guard looks for it.
 MARK: Final = "SAVEPOINT txmq_message; SET LOCAL txmq.claims = 'open'; "
-PROOF: Final = "RELEASE SAVEPOINT txmq_message; SET LOCAL txmq.claims = 'applied'; "
+PROOF: Final = "RELEASE SAVEPOINT txmq_message; "
 ADVICE: Final = (
     "return from the handler to commit, and raise an error to roll back; a savepoint does for a "
     "part, and a connection of its own for other work"
