@@ -139,7 +139,7 @@ class Hooks(_Driver):
     @contextmanager
     def transaction(self, isolation: str = "") -> Iterator[Work]:
         connection = self.connect(isolation)
-        tx = self.world.client.enlist(connection)
+        tx = self.world.client.enlist(connection, hooks=True)
         try:
             yield self.work(connection, lambda: tx)
             tx.before_commit()

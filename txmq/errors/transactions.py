@@ -29,9 +29,11 @@ class TransactionAborted(TransactionError):
 
 
 class TransactionEnded(TransactionError):
-    """The caller ended the transaction inside its block, by `commit()` or SQL, say.
+    """The caller ended the transaction inside its block, by `commit()` or SQL, say, or
+    a handler that of its message.
 
-    Its messages are not sent. Rows from before that end may exist.
+    Messages of the block are not sent; that of the handler has failed. Rows from before
+    or behind that end may exist.
     """
 
     outcome = "unknown"

@@ -358,6 +358,18 @@ def test_none_is_no_connection(scenes: Scenes) -> None:
     run(story())
 
 
+def test_a_connection_whose_commit_would_leave_the_messages_is_refused(scenes: Scenes) -> None:
+    async def story() -> None:
+        async with scenes() as scene:
+            connection = await scene.database.connect(scene.world.dsn)
+            async with scene.database.transaction(connection):
+                with pytest.raises(LocalProtocolError, match="takes no messages along"):
+                    scene.client.enlist(connection)
+            await scene.database.close(connection)
+
+    run(story())
+
+
 def test_messages_are_enlisted_in_the_drivers_own_transaction(scenes: Scenes) -> None:
     async def story() -> None:
         async with scenes() as scene:

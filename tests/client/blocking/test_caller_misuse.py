@@ -27,8 +27,8 @@ from txmq.errors import (
 )
 from txmq.testing.wait import PATIENCE_S, wait_until
 from txmq.tx.postgres.blocking import guarded_commit
-from txmq.tx.postgres.caller_block import CallerBlock, block_of
-from txmq.tx.postgres.statement_watch import StatementWatch
+from txmq.tx.postgres.caller_block import CallerBlock
+from txmq.tx.postgres.statement_watch import StatementWatch, watch_of
 
 REFUSALS = (psycopg2.ProgrammingError, LocalProtocolError)
 
@@ -199,7 +199,7 @@ def test_rows_and_messages_agree_or_the_caller_is_told(
     agree_or_told(world, tx, before, raised)
     if way not in ("reset()", "autocommit"):
         assert settings_of(connection) == settings
-    assert block_of(connection) is None
+    assert watch_of(connection) is None
     use_again(world, connection)
 
 

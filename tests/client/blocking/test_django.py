@@ -247,7 +247,7 @@ def page(path: str, *rights: str) -> str:
 
 
 def test_the_admin_shows_undecided_transactions_and_letters(world: World, own: Any) -> None:
-    tx = world.client.enlist(world.connection, check_after=60.0)
+    tx = world.client.enlist(world.connection, hooks=True, check_after=60.0)
     tx.send(world.topic, b"m")
     tx.before_commit()
     group = f"admin-{world.topic}"

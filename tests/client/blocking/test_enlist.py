@@ -9,6 +9,7 @@ from contextlib import closing, suppress
 from functools import partial
 from typing import Any
 
+import psycopg
 import psycopg2
 import pytest
 from psycopg2 import extensions, extras
@@ -61,7 +62,7 @@ for point in points:
     if own:
         os.environ[VARIABLE] = point
     connection = psycopg2.connect(dsn, connection_factory=EnlistConnection if own else None)
-    tx = client.enlist(connection, check_after=0.1)
+    tx = client.enlist(connection, hooks=not own, check_after=0.1)
     with connection.cursor() as cursor:
         cursor.execute("INSERT INTO orders (id) VALUES (%s)", (point,))
     tx.send(topic, point.encode(), key=point)
@@ -145,11 +146,26 @@ def test_one_transaction_has_one_set_of_messages(
         world.client.enlist(connection)
 
 
+@pytest.mark.parametrize("connect_to", [psycopg2.connect, psycopg.connect])
+def test_a_connection_whose_commit_would_leave_the_messages_is_refused(
+    world: World, connect_to: Callable[[str], Any]
+) -> None:
+    with closing(connect_to(world.dsn)) as connection:
+        world.insert("o-1", connection)
+        with pytest.raises(LocalProtocolError, match="takes no messages along") as refusal:
+            world.client.enlist(connection).send(world.topic, b"o-1")
+        assert "hooks=True" in str(refusal.value.hint)
+        tx = world.client.enlist(connection, hooks=True)  # and the connection is as it was
+        tx.send(world.topic, b"o-1")
+        tx.commit_with(connection.commit)
+    assert agreed(world) == {"o-1"}
+
+
 @pytest.mark.parametrize("factory", [None, EnlistConnection])
 def test_a_hook_that_lies_publishes_nothing(world: World, factory: Any) -> None:
     """A statement fails between the hook and COMMIT, and its error is swallowed."""
     with closing(psycopg2.connect(world.dsn, connection_factory=factory)) as connection:
-        tx = world.client.enlist(connection)
+        tx = world.client.enlist(connection, hooks=factory is None)
         world.insert("o-1", connection)
         tx.send(world.topic, b"o-1")
         tx.before_commit()
@@ -171,7 +187,7 @@ def test_a_hook_that_lies_publishes_nothing(world: World, factory: Any) -> None:
 def test_the_row_decides_whatever_the_hooks_say(
     world: World, said: str | None, *, committed: bool
 ) -> None:
-    tx = world.client.enlist(world.connection, check_after=0.1)
+    tx = world.client.enlist(world.connection, hooks=True, check_after=0.1)
     world.insert("o-1")
     tx.send(world.topic, b"o-1")
     tx.before_commit()
@@ -186,14 +202,14 @@ def test_the_row_decides_whatever_the_hooks_say(
 
 @pytest.mark.parametrize("hook", [False, True])
 def test_a_commit_without_its_hook_is_noticed(world: World, *, hook: bool) -> None:
-    tx = world.client.enlist(world.connection)
+    tx = world.client.enlist(world.connection, hooks=True)
     world.insert("o-1")
     tx.send(world.topic, b"o-1")
     world.connection.commit()
     following = tx.before_commit if hook else partial(world.insert, "o-2")
     with pytest.raises(TransactionEnded):
         following()
-    tx = world.client.enlist(world.connection)
+    tx = world.client.enlist(world.connection, hooks=True)
     tx.send(world.topic, b"o-1")
     with pytest.raises(TransactionEnded):
         tx.after_commit()
@@ -309,7 +325,7 @@ def test_an_error_before_anything_is_stored_rolls_back_too(
 
 
 def test_nobody_goes_back_behind_the_token_row(world: World) -> None:
-    tx = world.client.enlist(world.connection)
+    tx = world.client.enlist(world.connection, hooks=True)
     world.insert("o-1")
     run(world.connection, "SAVEPOINT s")
     tx.send(world.topic, b"o-1")
@@ -386,7 +402,7 @@ def test_a_pipeline_that_came_later_is_refused_at_the_commit(world: World) -> No
 def test_a_key_keeps_the_order_of_its_rows_whoever_is_confirmed_first(
     world: World, connection: EnlistConnection
 ) -> None:
-    first = world.client.enlist(world.connection, check_after=60.0)
+    first = world.client.enlist(world.connection, hooks=True, check_after=60.0)
     world.insert("o-1")
     first.send(world.topic, b"o-1", key="k")
     first.before_commit()
@@ -514,7 +530,7 @@ def test_a_consumer_that_dies_has_acked_what_it_has_committed(
     with world.client.consumer(group, [world.topic], retry=retry) as consumer:
         message = consumer.receive(timeout=PATIENCE_S)
         assert message is not None
-        tx = world.client.enlist(world.connection, check_after=0.1)
+        tx = world.client.enlist(world.connection, hooks=True, check_after=0.1)
         tx.ack(message)
         world.insert("o-1")
         tx.before_commit()

@@ -63,7 +63,7 @@ def test_transactions_with_messages(world: World, pooled: str, driver: str) -> N
             for number, connection in enumerate((one, other), 4):
                 world.insert(f"o-{number}", connection)
                 tx.send(world.topic, f"o-{number}".encode())
-        tx = world.client.enlist(one)
+        tx = world.client.enlist(one, hooks=True)
         world.insert("o-6", one)
         tx.send(world.topic, b"o-6")
         if isinstance(one, psycopg.Connection):

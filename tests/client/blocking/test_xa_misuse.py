@@ -19,7 +19,8 @@ from txmq.client.protocol.transaction.home_decision import HomeDecision
 from txmq.errors import InDoubt, TransactionAborted, TransactionEnded, TxmqError
 from txmq.model.message import UNKNOWN
 from txmq.testing.wait import PATIENCE_S, wait_until
-from txmq.tx.postgres.caller_block import CallerBlock, block_of
+from txmq.tx.postgres.caller_block import CallerBlock
+from txmq.tx.postgres.statement_watch import watch_of
 
 Way = Callable[[Any, Any], object]
 
@@ -72,7 +73,7 @@ def test_branches_and_messages_agree_or_the_caller_is_told(
     else:
         assert ledgers.agree()
     for connection in ledgers.connections:
-        assert block_of(connection) is None
+        assert watch_of(connection) is None
         assert connection.info.transaction_status == extensions.TRANSACTION_STATUS_IDLE
     assert ledgers.last.autocommit == autocommit
     with ledgers.client.xa(*ledgers.connections) as again:

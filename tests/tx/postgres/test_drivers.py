@@ -214,7 +214,7 @@ def test_a_prepared_statement_of_asyncpg_is_followed_when_it_runs(database: str)
         marks = Marks()
         async with one.transaction():
             block = EnlistedBlock(driver_of(one), new_token(), marks.sends)
-            block.join(nobody())
+            block.join(nobody(), hooks=True)
             await kept["SAVEPOINT a"].fetch()
             marks.sent.append("withdrawn")
             await kept["ROLLBACK TO a"].fetchval()

@@ -109,7 +109,7 @@ def test_each_function_names_all_with_its_schema_and_is_called_only_by_right(
         " proacl IS NULL OR EXISTS (SELECT FROM aclexplode(proacl) WHERE grantee = 0)"
         + OWN.replace("%", "%%"),
     )
-    assert len(found) == 11
+    assert len(found) == 12
     for name, body, definer, settings, public in found:
         assert isinstance(settings, list)
         own_path = "search_path=pg_catalog, pg_temp" in settings

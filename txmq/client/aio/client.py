@@ -313,7 +313,7 @@ class Client(TypedTopicCalls, AwaitedMessageCalls, AioCloseable):
         return begin(self._core, connection, checker, options)
 
     def enlist(
-        self, connection: object, **options: Unpack[TransactionOptions]
+        self, connection: object, *, hooks: bool = False, **options: Unpack[TransactionOptions]
     ) -> EnlistedTransaction:
         """Return sends and acks that take effect with the COMMIT of somebody else, in
         the transaction that is open on the connection, or that its next statement
@@ -321,7 +321,7 @@ class Client(TypedTopicCalls, AwaitedMessageCalls, AioCloseable):
 
         The rest is as for `enlist` of the blocking client.
         """
-        return enlist([self._core], connection, options)
+        return enlist([self._core], connection, options, hooks=hooks)
 
     def xa(self, *connections: object, **options: Unpack[XaOptions]) -> XaTransaction:
         """Return an `async with` block over several databases, committed in two phases.

@@ -246,12 +246,12 @@ class Cluster(TypedTopicCalls, AwaitedCluster[Client, AioCore], AioCloseable):
         return begun
 
     def enlist(
-        self, connection: object, **options: Unpack[TransactionOptions]
+        self, connection: object, *, hooks: bool = False, **options: Unpack[TransactionOptions]
     ) -> EnlistedTransaction:
         """Return sends and acks that take effect with the COMMIT of somebody else; see
         `Client.enlist`.
         """
-        return enlist(self._cores, connection, options, self._routing)
+        return enlist(self._cores, connection, options, self._routing, hooks=hooks)
 
     def xa(self, *connections: object, **options: Unpack[XaOptions]) -> XaTransaction:
         """Return an `async with` block over several databases, committed in two phases.

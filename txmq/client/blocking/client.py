@@ -272,18 +272,24 @@ class Client(BlockingProducer, BlockingMessageCalls, TypedTopicCalls):
         return begin(self._core, connection, checker, options)
 
     def enlist(
-        self, connection: BlockingConnection, **options: Unpack[TransactionOptions]
+        self,
+        connection: BlockingConnection,
+        *,
+        hooks: bool = False,
+        **options: Unpack[TransactionOptions],
     ) -> EnlistedTransaction:
         """Return the messages of a transaction that somebody else will commit.
 
-        It is the transaction that is open on the psycopg2 `connection`, or that the
-        next statement begins. Sends and acks take effect together with its rows. With
-        `txmq.postgres.EnlistConnection` that is all: its `commit()` takes them along.
-        On other connections the caller's hooks call `before_commit()`, and
-        `after_commit()` or `after_rollback()`; see EnlistedTransaction. The options are
-        those of `transaction`. A second call in the same transaction returns the same.
+        It is the transaction that is open on the `connection`, or that the next
+        statement begins. Sends and acks take effect together with its rows. The
+        connection is an `EnlistConnection` of `txmq.postgres` or `txmq.psycopg`, whose
+        `commit()` takes them along. Any other is refused, because its `commit()` would
+        leave the messages behind, unless `hooks` says that the caller's code calls
+        `commit_with()`, or `before_commit()` and `after_commit()` or
+        `after_rollback()`; see EnlistedTransaction. The options are those of
+        `transaction`. A second call in the same transaction returns the same.
         """
-        return enlist([self._core], connection, options)
+        return enlist([self._core], connection, options, hooks=hooks)
 
     def xa(self, *connections: BlockingConnection, **options: Unpack[XaOptions]) -> XaTransaction:
         """Return a `with` block over several databases, committed in two phases.

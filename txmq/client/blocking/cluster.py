@@ -344,14 +344,18 @@ class Cluster(TypedTopicCalls, OneBrokerCalls):
         return transaction
 
     def enlist(
-        self, connection: BlockingConnection, **options: Unpack[TransactionOptions]
+        self,
+        connection: BlockingConnection,
+        *,
+        hooks: bool = False,
+        **options: Unpack[TransactionOptions],
     ) -> EnlistedTransaction:
         """Return the messages of a transaction that somebody else will commit.
 
         Each message goes to its broker, as for `transaction`, when the transaction
         commits. The rest is as for `Client.enlist`.
         """
-        return enlist(self._cores, connection, options, self._routing)
+        return enlist(self._cores, connection, options, self._routing, hooks=hooks)
 
     def xa(self, *connections: BlockingConnection, **options: Unpack[XaOptions]) -> XaTransaction:
         """Return a `with` block over several databases, committed in two phases.

@@ -16,17 +16,22 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from txmq.errors import LocalProtocolError, TransactionEnded, TxmqError
+from txmq.errors import TransactionEnded, TxmqError
 from txmq.tx.postgres.caller import failure, require_healthy, require_usable, roll_back
 from txmq.tx.postgres.driver import Driver, Status
-from txmq.tx.postgres.errors import FAILED_TRANSACTION, DriverError, driver_error, translated
+from txmq.tx.postgres.errors import (
+    FAILED_TRANSACTION,
+    NO_SAVEPOINT,
+    DriverError,
+    driver_error,
+    translated,
+)
 from txmq.tx.postgres.statement_watch import Sends, StatementWatch, transaction_ended, watch_of
 
 if TYPE_CHECKING:
     from uuid import UUID
 
 SAVEPOINT: Final = "txmq_block"
-NO_SAVEPOINT: Final = ("3B001", "25P01")  # no such one; no transaction is open at all
 # The words of psycopg2 and psycopg 3 for a transaction that was begun by `tpc_begin`.
 REFUSED: Final = "be used during a two-phase transaction"
 
@@ -186,21 +191,13 @@ class CallerBlock(StatementWatch):
         await self.driver.restore()
 
 
-def block_of(connection: object) -> CallerBlock | None:
-    """Return the block that is open on a connection of a driver."""
-    found = watch_of(connection)
-    return found if isinstance(found, CallerBlock) else None
-
-
 def require_free(driver: Driver) -> None:
-    """Require a connection that serves no other block. Raises LocalProtocolError."""
-    other = block_of(driver.connection)
+    """Require a connection that serves no other block, and no handler. Raises
+    LocalProtocolError.
+    """
+    other = watch_of(driver.connection)
     if other is not None:
-        raise LocalProtocolError(
-            f"The connection serves transaction {other.token}, whose block is open",
-            hint="use tx.savepoint() for a part of that transaction, and a connection of its own "
-            "for another transaction or thread",
-        )
+        raise other.busy()
 
 
 def refusal_in(error: BaseException) -> BaseException | None:

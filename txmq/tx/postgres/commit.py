@@ -24,10 +24,20 @@ from txmq.errors import (
     InDoubt,
     LocalProtocolError,
     TransactionAborted,
+    TransactionEnded,
 )
 from txmq.tx.postgres.caller import BEGIN, roll_back
 from txmq.tx.postgres.driver import Driver, Status, TransactionGone
-from txmq.tx.postgres.errors import CONFLICTS, DriverError, describe, driver_error, translate
+from txmq.tx.postgres.errors import (
+    CONFLICTS,
+    FAILED_EARLIER,
+    FAILED_TRANSACTION,
+    NO_SAVEPOINT,
+    DriverError,
+    describe,
+    driver_error,
+    translate,
+)
 from txmq.tx.postgres.statement_watch import transaction_ended
 
 # The server's text where lc_messages is English. In another language the warning is
@@ -46,23 +56,28 @@ class CommitOutcome(NamedTuple):
 
 
 async def guarded_commit(
-    driver: Driver, token: UUID, commit: Callable[[], Awaitable[object]] | None = None
+    driver: Driver,
+    token: UUID,
+    commit: Callable[[], Awaitable[object]] | None = None,
+    *,
+    before: str = "",
 ) -> CommitOutcome:
     """Commit the open transaction; return only if it is committed.
 
     `commit` sends COMMIT in the driver's place, and returns the command tag, or None
-    where it does not know that. Raises
-    TransactionAborted or DatabaseConflict where it certainly is not, and
-    TransactionEnded where it is not the caller's block's any more. Raises InDoubt with
-    the token where the outcome is unknown: then no decision may be sent, and a resolver
-    finds the outcome. The connection is ready for the next transaction, or broken.
+    where it does not know that. `before` is sent in front of COMMIT: it releases a
+    savepoint, which fails in another transaction. Raises TransactionAborted or
+    DatabaseConflict where it certainly is not committed, and TransactionEnded where it
+    is not the caller's block's any more. Raises InDoubt with the token where the
+    outcome is unknown: then no decision may be sent, and a resolver finds the outcome.
+    The connection is ready for the next transaction, or broken.
     """
     await _require_healthy(driver, token)
     tag: object = "COMMIT"
     try:
         with driver.noted() as notices:
             if commit is None:
-                tag = await driver.commit()
+                tag = await driver.commit(before)
             else:
                 tag = await commit() or tag
     except TransactionGone:
@@ -85,24 +100,29 @@ async def guarded_commit(
     return CommitOutcome(replicated=not any(NOT_REPLICATED in notice for notice in notices))
 
 
-async def commit_and(driver: Driver, token: UUID, begin_next: Callable[[str], Awaitable[T]]) -> T:
+async def commit_and(
+    driver: Driver, token: UUID, begin_next: Callable[[str], Awaitable[T]], *, before: str = ""
+) -> T:
     """Commit the open transaction and begin the next one in the same round trip.
 
-    The connection is in autocommit mode. `begin_next` executes the first statement of
-    the next transaction behind the text that it is given; its result is returned.
-    Returns only if the first transaction is committed and the second is open. Raises as
-    `guarded_commit` before anything is sent. After that every DatabaseError is InDoubt,
-    because a cancellation may strike on either side of COMMIT.
+    The driver begins no transactions by itself. `begin_next` executes the first
+    statement of the next transaction behind the text that it is given; its result is
+    returned. `before` is as for `guarded_commit`. Returns only if the first transaction
+    is committed and the second is open. Raises as `guarded_commit` before anything is
+    sent, and where `before` fails. After that every DatabaseError is InDoubt, because a
+    cancellation may strike on either side of COMMIT.
     """
     if driver.tells_failed:
         await _require_healthy(driver, token)
-        ending = "COMMIT; "
+        ending = f"{before}COMMIT; "
     else:  # the command tag does; that is a round trip
-        await guarded_commit(driver, token)
+        await guarded_commit(driver, token, before=before)
         ending = ""
     try:
         result = await begin_next(ending + BEGIN)
     except DatabaseError as error:
+        if ending and error.sqlstate in NO_SAVEPOINT:
+            raise transaction_ended(str(token)) from None
         raise InDoubt(
             f"COMMIT was sent, and then {error}",
             token=str(token),
@@ -131,12 +151,17 @@ async def _require_healthy(driver: Driver, token: UUID) -> None:
 
 async def _failure(
     driver: Driver, error: DriverError, token: UUID
-) -> TransactionAborted | DatabaseConflict | InDoubt:
+) -> TransactionAborted | TransactionEnded | DatabaseConflict | InDoubt:
     """Return the error to raise for a failed COMMIT.
 
-    An ERROR with the server idle again means an abort. Everything else, above all a
-    broken connection, proves nothing.
+    An ERROR with the server idle again means an abort, and so does one of what was sent
+    in front of COMMIT. Everything else, above all a broken connection, proves nothing.
     """
+    if error.sqlstate in (*NO_SAVEPOINT, FAILED_TRANSACTION):
+        await roll_back(driver)
+        if error.sqlstate == FAILED_TRANSACTION:
+            return TransactionAborted(FAILED_EARLIER)
+        return transaction_ended(str(token))
     if driver.closed or driver.status is not Status.IDLE or error.severity != "ERROR":
         return InDoubt(
             f"COMMIT was sent and not answered: {describe(error)}",

@@ -7,12 +7,15 @@ asyncio the rules are awaited like any coroutine.
 
 Statements have psycopg2's placeholders, `%s` or `%(name)s`, which a driver translates.
 Their parameters have explicit types in SQL, because some drivers bind on the server.
+What they bind and return does not go by what the caller has registered on his
+connection: codecs, loaders, adapters, classes of rows. Arrays are bound as texts, and
+none is returned: asyncpg takes the caller's codecs for their elements.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from enum import IntEnum
 from typing import Any, Protocol, TypeAlias
@@ -29,6 +32,13 @@ class Status(IntEnum):
     OPEN = 2
     FAILED = 3  # asyncpg does not tell this from OPEN
     UNKNOWN = 4  # the connection is lost
+
+
+def array(values: Iterable[object]) -> str:
+    """Return the text of an array of numbers or UUIDs, to be bound as
+    `%s::text::int8[]`.
+    """
+    return f"{{{','.join(map(str, values))}}}"
 
 
 class TransactionGone(Exception):
@@ -186,8 +196,14 @@ class Driver(Protocol):
         here, and nothing was sent.
         """
 
-    async def commit(self) -> str:
-        """Send COMMIT, and return the command tag of its answer.
+    async def hold(self) -> None:
+        """Have the caller's own calls end no transaction unseen, for as long as the
+        connection lives: txmq alone begins and ends them, by statements.
+        """
+
+    async def commit(self, before: str = "") -> str:
+        """Send COMMIT, and return the command tag of its answer. The statements
+        `before` go with it in one round trip; they fail in another transaction.
 
         Where the driver hides the tag it is "COMMIT": then the status was known before.
         Raises TransactionGone.

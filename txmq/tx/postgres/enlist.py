@@ -5,10 +5,10 @@ txmq's classes takes the messages along: its `commit()` has the bundle stored an
 token row written, sends COMMIT, looks at the answer, and has the decision sent. So
 nothing can happen in between, and no hook has to be believed.
 
-On any other connection the caller's hooks say when COMMIT comes and what became of it.
-They may be wrong: after a failed statement whose error was swallowed, PostgreSQL
-answers ROLLBACK, and drivers return as if nothing had happened. Only the token row
-decides there.
+Any other connection is refused, unless the caller has hooks, which say when COMMIT
+comes and what became of it. They may be wrong: after a failed statement whose error was
+swallowed, PostgreSQL answers ROLLBACK, and drivers return as if nothing had happened.
+Only the token row decides there.
 """
 
 from __future__ import annotations
@@ -54,13 +54,22 @@ class EnlistedBlock(CallerBlock):
         self._stored = False  # its token row is written
         self._before_all = sends.mark()
 
-    def join(self, enlisted: Enlisted) -> None:
+    def join(self, enlisted: Enlisted, *, hooks: bool) -> None:
         """Take part in the transaction that is open, or that the next statement begins.
 
-        Raises as `require_usable`, and LocalProtocolError in autocommit mode or within
-        a block of txmq.
+        Raises as `require_usable`, and LocalProtocolError in autocommit mode, within a
+        block of txmq, and without `hooks` where the driver's own COMMIT would leave the
+        messages behind.
         """
         driver = self.driver
+        if not (driver.enlists or hooks):
+            kind = type(driver.connection)
+            raise LocalProtocolError(
+                f"The commit of a {kind.__module__}.{kind.__qualname__} takes no messages along",
+                hint="connect by the EnlistConnection of txmq.postgres, txmq.psycopg or "
+                "txmq.asyncpg, or use client.transaction(connection); where your code calls "
+                "tx.commit_with() or tx.before_commit() at each COMMIT: enlist(…, hooks=True)",
+            )
         require_usable(driver)
         require_free(driver)
         if driver.autocommit:

@@ -28,6 +28,7 @@ CHECK_VIOLATION: Final = "23514"
 UNIQUE_VIOLATION: Final = "23505"
 QUERY_CANCELED: Final = "57014"
 FAILED_TRANSACTION: Final = "25P02"  # a statement of it had failed before
+NO_SAVEPOINT: Final = ("3B001", "25P01")  # no such one; no transaction is open at all
 FAILED_EARLIER: Final = "a statement of the transaction failed earlier"
 ROLL_BACK: Final = "roll back and begin again"
 CONFLICTS: Final = frozenset({SERIALIZATION_FAILURE, DEADLOCK_DETECTED, LOCK_NOT_AVAILABLE})

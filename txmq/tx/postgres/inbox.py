@@ -19,7 +19,7 @@ from hashlib import blake2b
 from operator import itemgetter
 from typing import Final, NamedTuple
 
-from txmq.tx.postgres.driver import Driver
+from txmq.tx.postgres.driver import Driver, array
 from txmq.tx.postgres.errors import translated
 
 # The claim itself is in schema.sql.
@@ -111,7 +111,7 @@ async def claim(driver: Driver, wanted: Wanted, *, first: str = "") -> Claims:
         calls.append(
             f"SELECT {number}, public.txmq_claim(%s::text, %s::uuid, {place}, %s::text::int8[])"
         )
-        names += group, log_id, f"{{{','.join(map(str, sorted(wanted[position])))}}}"
+        names += group, log_id, array(sorted(wanted[position]))
     with translated("claiming messages in the inbox"):
         found = await driver.execute(first + " UNION ALL ".join(calls), names)
     return frozenset((positions[number], offset) for number, offset in found)

@@ -14,7 +14,7 @@ from uuid import UUID
 
 from txmq.errors import DatabaseUnavailable, LocalProtocolError
 from txmq.tx.postgres.commit import NOT_REPLICATED
-from txmq.tx.postgres.driver import Driver
+from txmq.tx.postgres.driver import Driver, array
 from txmq.tx.postgres.errors import translated
 
 AT_ONCE: Final = 256  # rows of one fetch
@@ -26,12 +26,12 @@ _STATUS: Final = """
 SELECT log::text, current_setting('transaction_isolation'),
        EXISTS (SELECT FROM public.txmq_broker b WHERE b.log_id = log AND b.forgotten_at IS NULL),
        public.txmq_outbox_waits(log, NULL)
-FROM unnest(%s::uuid[]) log
+FROM unnest(%s::text::uuid[]) log
 """
 _LOOK: Final = """
 SELECT EXISTS (SELECT FROM public.txmq_broker WHERE log_id = %(log_id)s::uuid
            AND forgotten_at IS NULL),
-       public.txmq_outbox_waits(%(log_id)s::uuid, %(keys)s::int8[])
+       public.txmq_outbox_waits(%(log_id)s::uuid, %(keys)s::text::int8[])
 """
 # The transaction itself fences the token of a bundle that the broker may have: that
 # bundle can never be committed.
@@ -43,12 +43,13 @@ INSERT INTO public.txmq_token (tok, log_id) VALUES (%(token)s::uuid, %(log_id)s:
 _ENQUEUE: Final = """
 INSERT INTO public.txmq_outbox (log_id, tok, service, messages, keys, content)
 VALUES (%(log_id)s::uuid, %(token)s::uuid, %(service)s::text, %(messages)s::int,
-    %(keys)s::int8[], %(content)s::bytea)
+    %(keys)s::text::int8[], %(content)s::bytea)
 """
 # Only where there are rows: its lock keeps all others from raising their floors.
 _DELETE: Final = """
-DELETE FROM public.txmq_outbox WHERE log_id = %(log_id)s::uuid AND seq = ANY (%(done)s::int8[])
-    AND (seq, tok) IN (SELECT * FROM unnest(%(done)s::int8[], %(tokens)s::uuid[]));
+DELETE FROM public.txmq_outbox
+WHERE log_id = %(log_id)s::uuid AND seq = ANY (%(done)s::text::int8[])
+    AND (seq, tok) IN (SELECT * FROM unnest(%(done)s::text::int8[], %(tokens)s::text::uuid[]));
 """
 # A table of the join, because a scan of an outbox without rows would not evaluate a
 # condition on the floor.
@@ -58,7 +59,7 @@ SELECT seq, tok::text, service, keys, content FROM (
         row_number() OVER (ORDER BY seq) AS place
     FROM public.txmq_outbox_settle(%(log_id)s::uuid) AS floor, LATERAL (
         SELECT * FROM public.txmq_outbox WHERE log_id = %(log_id)s::uuid AND seq >= floor
-            AND seq <> ALL (%(aside)s::int8[]) AND NOT keys && %(waiting)s::int8[]
+            AND seq <> ALL (%(aside)s::text::int8[]) AND NOT keys && %(waiting)s::text::int8[]
         ORDER BY seq LIMIT %(most)s::int8) AS first
 ) AS sized WHERE place = 1 OR total <= %(bytes)s::int8 ORDER BY seq
 """
@@ -157,7 +158,7 @@ async def read_status(driver: Driver, log_ids: Sequence[UUID]) -> dict[UUID, Out
     transaction whose snapshot is older than this statement, DatabaseError.
     """
     with translated("looking at the outbox"):
-        rows = await driver.execute(_STATUS, ([str(log_id) for log_id in log_ids],))
+        rows = await driver.execute(_STATUS, (array(log_ids),))
     if any(isolation not in _FRESH for _log, isolation, *_ in rows):
         hint = "use READ COMMITTED, or on_unavailable='fail'"
         raise LocalProtocolError(
@@ -172,7 +173,7 @@ async def read_key_status(driver: Driver, log_id: UUID, keys: Sequence[int]) -> 
     It takes one round trip in the caller's transaction. Raises DatabaseConflict if the
     transaction's snapshot may hide such rows, DatabaseError.
     """
-    values = {"log_id": str(log_id), "keys": list(keys)}
+    values = {"log_id": str(log_id), "keys": array(keys)}
     with translated("looking at the outbox"):
         [found] = await driver.execute(_LOOK, values)
     return OutboxStatus(*found)
@@ -184,7 +185,11 @@ async def enqueue(driver: Driver, entering: Sequence[NewOutboxRow]) -> None:
     """
     with translated("writing to the outbox"):
         for row in entering:
-            values = row._asdict() | {"log_id": str(row.log_id), "token": str(row.token)}
+            values = row._asdict() | {
+                "log_id": str(row.log_id),
+                "token": str(row.token),
+                "keys": array(row.keys),
+            }
             if row.replaced is not None:
                 values |= {"replaced": str(row.replaced)}
             await driver.execute(_ENQUEUE if row.replaced is None else _EXCHANGE + _ENQUEUE, values)
@@ -199,10 +204,10 @@ async def fetch(
     """
     values = {
         "log_id": str(log_id),
-        "done": [row.seq for row in done],
-        "tokens": [str(row.token) for row in done],
-        "aside": list(aside.rows),
-        "waiting": list(aside.keys),
+        "done": array(row.seq for row in done),
+        "tokens": array(row.token for row in done),
+        "aside": array(aside.rows),
+        "waiting": array(aside.keys),
         "most": AT_ONCE,
         "bytes": BYTES_AT_ONCE,
     }

@@ -34,7 +34,7 @@ _CONTROL: Final = re.compile(
     re.IGNORECASE | re.DOTALL,
 )
 _MAY_CONTROL: Final = frozenset("sSrRaAcCeEpP-/" + string.whitespace)  # as its first character
-_SHOWN: Final = 60  # characters of a refused statement
+SHOWN: Final = 60  # characters of a refused statement
 _open: WeakKeyDictionary[Any, ref[StatementWatch]] = WeakKeyDictionary()
 
 
@@ -98,6 +98,14 @@ class StatementWatch:
             del _open[self.driver.connection]
         self._sends = NO_SENDS  # they refer to the transaction, which refers to this
 
+    def busy(self) -> LocalProtocolError:
+        """Return the refusal of another block on the connection."""
+        return LocalProtocolError(
+            f"The connection serves transaction {self.name}, whose block is open",
+            hint="use tx.savepoint() for a part of that transaction, and a connection of its own "
+            "for another transaction or thread",
+        )
+
     def require_allowed(self, statement: str) -> re.Match[str] | None:
         """Return the match of a statement about savepoints.
 
@@ -123,15 +131,14 @@ class StatementWatch:
 
     def _refusal(self, statement: str, hint: str) -> LocalProtocolError:
         return LocalProtocolError(
-            f"{statement.strip()[:_SHOWN]!r} would end transaction {self.name}, whose block is "
-            "open",
+            f"{statement.strip()[:SHOWN]!r} would end transaction {self.name}, whose block is open",
             hint=hint,
         )
 
     def _require_known(self, found: re.Match[str], statement: str) -> None:
         if self._index(savepoint_name(found)) is None:
             raise LocalProtocolError(
-                f"{statement.strip()[:_SHOWN]!r}: the block of transaction {self.name} "
+                f"{statement.strip()[:SHOWN]!r}: the block of transaction {self.name} "
                 "knows no such savepoint",
                 hint="use tx.savepoint(), or a cursor that was opened in the block",
             )

@@ -13,15 +13,23 @@ from uuid import UUID
 
 from txmq.errors import DatabaseError, SynchronousCommitOff, TokenFenced, TransactionAborted
 from txmq.tx.postgres.caller import failure, require_open
-from txmq.tx.postgres.caller_block import NO_SAVEPOINT, CallerBlock
+from txmq.tx.postgres.caller_block import CallerBlock
 from txmq.tx.postgres.driver import Driver
-from txmq.tx.postgres.errors import CHECK_VIOLATION, UNIQUE_VIOLATION, DriverError, translated
+from txmq.tx.postgres.errors import (
+    CHECK_VIOLATION,
+    NO_SAVEPOINT,
+    UNIQUE_VIOLATION,
+    DriverError,
+    translated,
+)
 from txmq.tx.postgres.identity import NamedServer, parse_lsn
 
 # under these, COMMIT returns before the row is on disk here, or at the standby
 WEAK: Final = ("off", "local")
 # Row and circumstances by a function, in schema.sql: its plans are kept.
-_INSERT: Final = "SELECT public.txmq_token_insert(%s::uuid, %s::uuid)"
+_INSERT: Final = (
+    "SELECT pg_catalog.array_to_string(public.txmq_token_insert(%s::uuid, %s::uuid), ' ', '-')"
+)
 # `remote_write` trusts the standby's kernel; `remote_apply` is stronger than `on`.
 _STRENGTHEN: Final = "SELECT set_config('synchronous_commit', 'on', true)"
 
@@ -74,7 +82,7 @@ async def insert_token(
     values = [text for log_id in ordered for text in (name, str(log_id))]
     try:
         rows = await driver.execute(statement if block is None else block.proof + statement, values)
-        found = {log_id: row for log_id, (row,) in zip(ordered, rows, strict=True)}
+        found = {log_id: row.split() for log_id, (row,) in zip(ordered, rows, strict=True)}
         setting, mark, _epoch, _stamp, system_id, timeline, position = found[ordered[0]]
         if block is not None:
             block.require_same(mark)
@@ -108,8 +116,8 @@ async def may_have_reported(driver: Driver, log_id: UUID, boot_epoch: int) -> bo
     return bool(may)
 
 
-def _number(text: str | None) -> int | None:
-    return None if text is None else int(text)
+def _number(text: str) -> int | None:
+    return None if text == "-" else int(text)
 
 
 def _refusal(error: DriverError, token: UUID) -> TokenFenced | DatabaseError | TransactionAborted:

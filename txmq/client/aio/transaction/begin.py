@@ -57,6 +57,8 @@ def enlist(
     connection: object,
     options: TransactionOptions,
     routing: Routing | None = None,
+    *,
+    hooks: bool,
 ) -> EnlistedTransaction:
     """Return the messages of a connection's open transaction: new ones, or those that
     the same client has begun.
@@ -85,7 +87,7 @@ def enlist(
     )
     if routing is not None:
         transaction._spread(cores, routing)  # noqa: SLF001  # not the user's call
-    transaction.join(options)
+    transaction.join(options, hooks=hooks)
     return transaction
 
 

@@ -25,11 +25,11 @@ class EnlistedTransaction(EnlistedSteps[AioBundle, AioCore], PostgresTransaction
     """Sends and acks that take effect with the COMMIT of somebody else.
 
     Made by `client.enlist(connection)`. A connection of txmq's class for the driver
-    does the rest. A framework whose COMMIT can be wrapped awaits `commit_with(commit)`.
-    One that has hooks only awaits `before_commit()` in the moment before COMMIT, and
-    afterwards calls `after_commit()` or `after_rollback()`. What those say is not
-    believed: they have the broker look at the token row at once. Without them it looks
-    by itself, a little later.
+    does the rest. On others, enlisted with `hooks=True`, a framework whose COMMIT can
+    be wrapped awaits `commit_with(commit)`. One that has hooks only awaits
+    `before_commit()` in the moment before COMMIT, and afterwards calls `after_commit()`
+    or `after_rollback()`. What those say is not believed: they have the broker look at
+    the token row at once. Without them it looks by itself, a little later.
     """
 
     _send_by = "(await tx.at(client)).send(...)"
@@ -39,10 +39,10 @@ class EnlistedTransaction(EnlistedSteps[AioBundle, AioCore], PostgresTransaction
         self._block: EnlistedBlock = EnlistedBlock(self._driver, self.token, self._sends)
         self._begin_enlisted()
 
-    def join(self, options: TransactionOptions) -> None:
+    def join(self, options: TransactionOptions, *, hooks: bool) -> None:
         """Join the transaction of the connection."""
         self._core.seconds()  # on this loop
-        self._join(cast("Enlisted", self), options)
+        self._join(cast("Enlisted", self), options, hooks=hooks)
 
     async def __aenter__(self) -> Never:
         raise LocalProtocolError(

@@ -20,6 +20,7 @@ from txmq.tx.postgres.commit import commit_and
 from txmq.tx.postgres.driver import Driver
 from txmq.tx.postgres.drivers import blocking_driver
 from txmq.tx.postgres.errors import translated
+from txmq.tx.postgres.handler_watch import MARK, PROOF
 from txmq.tx.postgres.inbox import Claims, Position, claim
 
 if TYPE_CHECKING:
@@ -189,18 +190,21 @@ class InboxWorker(InboxSteps):
         await super()._apply_one_by_one(messages)
 
     async def _commit(self, driver: Driver) -> None:
-        messages = self._receive_next(driver)
+        messages = self._receive_next()
         self._next = _Batch(messages) if messages else self._next
         if not messages or self._closed(messages):
             await super()._commit(driver)
             return
         wanted = self._positions(messages)
         claims = await commit_and(
-            driver, self._token, lambda first: claim(driver, wanted, first=first)
+            driver,
+            self._token,
+            lambda first: claim(driver, wanted, first=first + MARK),
+            before=PROOF,
         )
         self._next = _Batch(messages, claims)
 
-    def _receive_next(self, driver: Driver) -> Sequence[DeliveredMessage]:
+    def _receive_next(self) -> Sequence[DeliveredMessage]:
         """Return waiting messages, if their transaction may begin with the COMMIT.
 
         With `batch_wait` a list has to fill first.
@@ -208,7 +212,6 @@ class InboxWorker(InboxSteps):
         if (
             self._next.messages
             or not self._chained
-            or not driver.autocommit
             or self._stop.is_set()
             or self._options.batch_wait
         ):

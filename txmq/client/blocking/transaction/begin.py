@@ -61,6 +61,8 @@ def enlist(
     connection: BlockingConnection,
     options: TransactionOptions,
     routing: Routing | None = None,
+    *,
+    hooks: bool,
 ) -> EnlistedTransaction:
     """Return the messages of a connection's open transaction: new ones, or those that
     the same client has begun.
@@ -82,7 +84,7 @@ def enlist(
     assert isinstance(transaction, EnlistedTransaction), "of that kind"
     if routing is not None:
         transaction._spread(cores, routing)  # noqa: SLF001  # not the user's call
-    transaction.join(options)
+    transaction.join(options, hooks=hooks)
     return transaction
 
 

@@ -25,10 +25,11 @@ __all__ = ["EnlistedTransaction", "PendingMessage", "enlisted_in"]
 class EnlistedTransaction(EnlistedSteps[BrokerBundle, BlockingCore], PostgresTransaction):
     """Sends and acks that take effect with the COMMIT of somebody else.
 
-    Made by `client.enlist(connection)`. An `EnlistConnection` does the rest. A
-    framework whose COMMIT can be wrapped calls `commit_with(commit)`. One that has
-    hooks only calls `before_commit()` in the moment before COMMIT, and afterwards
-    `after_commit()` or `after_rollback()`. What those say is not believed: they have
+    Made by `client.enlist(connection)`. An `EnlistConnection` does the rest. On
+    other connections, enlisted with `hooks=True`, a framework whose COMMIT can be
+    wrapped calls `commit_with(commit)`. One that has hooks only calls
+    `before_commit()` in the moment before COMMIT, and afterwards `after_commit()` or
+    `after_rollback()`. What those say is not believed: they have
     the broker look at the token row at once. Without them it looks by itself, a little
     later.
     """
@@ -38,9 +39,9 @@ class EnlistedTransaction(EnlistedSteps[BrokerBundle, BlockingCore], PostgresTra
         self._block: EnlistedBlock = EnlistedBlock(self._driver, self.token, self._sends)
         self._begin_enlisted()
 
-    def join(self, options: TransactionOptions) -> None:
+    def join(self, options: TransactionOptions, *, hooks: bool) -> None:
         """Join the transaction of the connection."""
-        self._join(self, options)
+        self._join(self, options, hooks=hooks)
 
     def __enter__(self) -> Never:
         raise LocalProtocolError(

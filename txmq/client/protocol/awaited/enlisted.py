@@ -44,10 +44,10 @@ class EnlistedSteps(PostgresSteps[B, K]):
         self._commit_call: SendCommit | None = None
         self._refused: Exception | None = None
 
-    def _join(self, enlisted: Enlisted, options: TransactionOptions) -> None:
+    def _join(self, enlisted: Enlisted, options: TransactionOptions, *, hooks: bool) -> None:
         """Join the transaction of the connection."""
         self._options = options
-        self._block.join(enlisted)
+        self._block.join(enlisted, hooks=hooks)
         self._stage = Stage.OPEN
 
     def require_joinable(self, core: K, options: TransactionOptions) -> None:

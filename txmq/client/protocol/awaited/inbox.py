@@ -32,13 +32,15 @@ from txmq.errors import (
     RequestRejected,
     RequestTimeout,
     TransactionAborted,
+    TransactionEnded,
     TxmqError,
 )
 from txmq.model.message import ReceivedMessage
 from txmq.tx.postgres.caller import BEGIN, roll_back
 from txmq.tx.postgres.commit import guarded_commit
 from txmq.tx.postgres.driver import Driver
-from txmq.tx.postgres.errors import driver_error, translate
+from txmq.tx.postgres.errors import driver_error, translate, translated
+from txmq.tx.postgres.handler_watch import MARK, PROOF, HandlerWatch
 from txmq.tx.postgres.inbox import Claims, Position, claim
 from txmq.tx.postgres.inbox_compaction import compact
 
@@ -223,7 +225,7 @@ class InboxSteps(ABC):
 
     async def _commit(self, driver: Driver) -> None:
         """Commit the open transaction."""
-        await guarded_commit(driver, self._token)
+        await guarded_commit(driver, self._token, before=PROOF)
 
     async def apply_all(
         self, messages: Sequence[DeliveredMessage], claims: Claims | None = None
@@ -321,8 +323,9 @@ class InboxSteps(ABC):
             except _NackedByHandler:
                 rest = self._not_nacked(messages)
                 return await self._apply(rest) if rest else None
-            except TransactionAborted as error:
-                # A statement failed, and the handler caught its error.
+            except (TransactionAborted, TransactionEnded) as error:
+                # A statement failed, or the handler has ended the transaction, and it
+                # caught the error.
                 return error
             else:
                 return None
@@ -353,26 +356,41 @@ class InboxSteps(ABC):
     ) -> None:
         """Run one attempt. Raises _HandlerFailed, _NackedByHandler."""
         if claims is None:
+            with translated("holding the inbox's transactions"):
+                await driver.hold()
             await self._open(driver, messages)
+        watch = HandlerWatch(driver, _described(messages))
         try:
             if claims is None:
-                claims = await claim(driver, self._positions(messages), first=BEGIN)
+                claims = await claim(driver, self._positions(messages), first=BEGIN + MARK)
             fresh = messages if len(claims) == len(messages) else self._claimed(claims, messages)
             if fresh:
-                await self._handle(fresh, driver)
+                watch.open()
+                await self._handle(fresh, watch)
+                watch.require_intact()
             if len(outstanding(fresh)) < len(fresh):
                 raise _NackedByHandler  # noqa: TRY301  # rolled back below
-            await self._commit(driver)
+            watch.end()
+            await self._commit_watched(driver, watch)
             crashpoint("inbox.after_commit")
         except BaseException:
+            watch.release()
             await roll_back(driver)
             raise
+        watch.release()
         if len(fresh) < len(messages):
             self._source.count(duplicates=len(messages) - len(fresh))
         self._source.ack_many(messages)
         # A cancellation that came during COMMIT: what is committed is acked first.
         if driver.interruption is not None:
             raise driver.interruption
+
+    async def _commit_watched(self, driver: Driver, watch: HandlerWatch) -> None:
+        """Commit. Raises TransactionEnded where the open transaction is another one."""
+        try:
+            await self._commit(driver)
+        except TransactionEnded:
+            raise watch.ended() from None
 
     def _positions(self, messages: Iterable[DeliveredMessage]) -> dict[Position, list[int]]:
         offsets: dict[Position, list[int]] = {}
@@ -421,19 +439,21 @@ class InboxSteps(ABC):
         if restored and self._source.settings.ordered:
             raise _NotOpen
 
-    async def _handle(self, messages: Sequence[DeliveredMessage], driver: Driver) -> None:
+    async def _handle(self, messages: Sequence[DeliveredMessage], watch: HandlerWatch) -> None:
         self._handled = messages
         argument: Any = messages if self._lists else messages[0]
         try:
-            await self._finished(self._handler(argument, driver.connection))
-        except (DatabaseConflict, DatabaseUnavailable):
-            raise
+            await self._finished(self._handler(argument, watch.driver.connection))
         except Exception as error:  # a handler may raise anything
-            if driver_error(error) is not None:
-                found = translate(error, "in a handler")
-                if isinstance(found, DatabaseConflict | DatabaseUnavailable):
-                    raise found from error
-            raise _HandlerFailed(error) from error
+            known = driver_error(error) is not None
+            found = translate(error, "in a handler") if known else error
+            if not isinstance(found, DatabaseConflict | DatabaseUnavailable):
+                raise _HandlerFailed(error) from error
+            # psycopg closes the connection behind a rollback that was refused.
+            watch.require_unrefused()
+            if found is error:
+                raise
+            raise found from error
 
     async def _connected(self) -> Driver:
         """Return a usable connection, as soon as there is one. Raises Stopped, also
@@ -458,6 +478,13 @@ class InboxSteps(ABC):
         """Wait about so long. Raises Stopped."""
         # The random part keeps transactions in conflict from meeting again.
         await self._sleep(seconds * (0.5 + random()))  # noqa: S311  # no secret
+
+
+def _described(messages: Sequence[DeliveredMessage]) -> str:
+    """Return the words of an error for the messages of a transaction."""
+    first, others = messages[0], len(messages) - 1
+    name = f"message {first.topic}/{first.partition} {first.offset}"
+    return f"{name} and {others} others" if others else name
 
 
 def _key_of(message: DeliveredMessage) -> tuple[str, str]:

@@ -7,6 +7,8 @@
   and PREPARE tells, and the token's INSERT fails before.
 - It binds on the server: placeholders are numbered, and statements with parameters go
   out one by one. Several outside of a transaction get one around them.
+- Codecs that the caller has set do not count for txmq's statements: asyncpg can leave
+  them out, as it does for its own.
 - The caller's statements are seen by a class derived from that of his connection, which
   is its class while the block is open: the instance has no attributes to hook into.
 """
@@ -17,6 +19,7 @@ import re
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager, suppress
 from functools import lru_cache
+from itertools import takewhile
 from typing import Any, Final, NamedTuple
 
 import asyncpg
@@ -27,6 +30,7 @@ from txmq.tx.postgres.drivers.uninterrupted import uninterrupted
 from txmq.tx.postgres.errors import DriverError, driver_error
 from txmq.tx.postgres.statement_watch import control_in, watch_of
 
+_WITH_ROWS: Final = ("SELECT", "WITH m", "WITH g")
 _PLACEHOLDER: Final = re.compile(r"%(?:\((\w+)\))?s")
 _ERRORS: Final = (
     asyncpg.PostgresError,
@@ -42,6 +46,11 @@ class _Statement(NamedTuple):
 
     text: str
     names: tuple[str | int, ...]
+
+
+def _is_plain(statement: _Statement) -> bool:
+    """Return whether a statement has no parameters and no rows."""
+    return not statement.names and not statement.text.startswith(_WITH_ROWS)
 
 
 class AsyncpgDriver:
@@ -134,16 +143,15 @@ class AsyncpgDriver:
             self.connection.__class__, self._class = self._class, None
 
     async def execute(self, statements: str, values: Values = ()) -> Rows:
-        first, *others = _translated(statements)
+        found = _translated(statements)
         with _known():
-            if first.text.startswith("BEGIN"):
-                await self._begin(isolation="read_committed")
-                first, *others = others
-            if not others or self.status is not Status.IDLE:
-                return await self._all([first, *others], values)
+            if found[0].text.startswith("BEGIN"):
+                found = await self._begun(found)
+            if len(found) < 2 or self.status is not Status.IDLE:
+                return await self._all(found, values)
             await self._plain("BEGIN")
             try:
-                rows = await self._all([first, *others], values)
+                rows = await self._all(found, values)
             except BaseException:
                 with suppress(*_ERRORS):
                     await self._plain("ROLLBACK")
@@ -154,38 +162,56 @@ class AsyncpgDriver:
     async def _all(self, statements: list[_Statement], values: Values) -> Rows:
         rows: Rows = []
         given: Any = values
-        for text, names in statements:
-            if names or text[:6] in ("SELECT", "WITH m", "WITH g"):
-                found = await asyncpg.Connection.fetch(
-                    self.connection, text, *[given[name] for name in names]
-                )
-                rows = [tuple(row) for row in found]
-            else:  # not prepared
-                await self._plain(text)
+        for statement in statements:
+            if _is_plain(statement):  # not prepared
+                await self._plain(statement.text)
                 rows = []
+            else:
+                wanted = [given[name] for name in statement.names]
+                rows = [tuple(row) for row in await self._fetched(statement.text, wanted)]
         return rows
+
+    async def _fetched(self, statement: str, values: list[Any]) -> Any:  # noqa: ANN401  # records
+        """Return the rows of a statement, past any watch, and past the codecs and the
+        class of records of the caller.
+        """
+        self.connection._check_open()  # noqa: SLF001  # as fetch() does
+        return await self.connection._execute(  # noqa: SLF001  # fetch() cannot do without codecs
+            statement, values, 0, None, ignore_custom_codec=True, record_class=asyncpg.Record
+        )
 
     async def _plain(self, statement: str) -> str:
         """Execute a statement as it is, past any watch; return the command tag."""
         return str(await asyncpg.Connection.execute(self.connection, statement))
 
-    async def _begin(self, **options: Any) -> Any:  # noqa: ANN401  # asyncpg's
-        """Begin a transaction in which those of the caller are savepoints."""
+    async def _begun(self, statements: list[_Statement]) -> list[_Statement]:
+        """Begin a transaction in which those of the caller are savepoints, by the first
+        of these statements and what can go along; return the rest.
+        """
         connection = self.connection
-        connection._top_xact = None  # noqa: SLF001  # SQL has ended the last one
-        transaction = asyncpg.Connection.transaction(connection, **options)
-        await transaction.start()
-        return transaction
+        plain = list(takewhile(_is_plain, statements))
+        await self._plain("; ".join(text for text, _names in plain))
+        connection._top_xact = asyncpg.Connection.transaction(  # noqa: SLF001  # as above
+            connection, isolation="read_committed"
+        )
+        return statements[len(plain) :]
 
     async def begin(self, name: str) -> bool | None:
+        connection = self.connection
+        connection._top_xact = None  # noqa: SLF001  # SQL has ended the last one
+        transaction = asyncpg.Connection.transaction(connection, deferrable=True)
         with _known():
-            self._transaction = await self._begin(deferrable=True)
+            await transaction.start()
+        self._transaction = transaction
         return True
 
-    async def commit(self) -> str:
+    async def hold(self) -> None:
+        """Do nothing: what ends a transaction passes the watch."""
+
+    async def commit(self, before: str = "") -> str:
         if self.begun and not self.holds_begun:
             raise TransactionGone
-        return await self._ended("COMMIT")
+        return await self._ended(f"{before}COMMIT")
 
     async def prepare(self, gid: str) -> bool:
         return await self._ended(f"PREPARE TRANSACTION '{gid}'") == "PREPARE TRANSACTION"

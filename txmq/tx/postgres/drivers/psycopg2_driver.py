@@ -11,11 +11,13 @@
   string, one round trip. A BEGIN in between keeps psycopg2, which still thinks the
   transaction open, in step with the server until the rollback takes both back.
 - The caller's statements are seen by cursors of a class derived from his own.
+- Types and adapters that the caller has registered do not count for txmq's statements:
+  its cursors have psycopg2's own types, and what they bind is quoted before.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import lru_cache
 from typing import Any, Final, NamedTuple
@@ -54,6 +56,7 @@ class Psycopg2Driver:
         self.connection = connection
         self._settings: _Settings | None = None
         self._factory: Any = _NOT_WATCHED
+        self._held = False
 
     @property
     def status(self) -> Status:
@@ -120,7 +123,8 @@ class Psycopg2Driver:
     async def execute(self, statements: str, values: Values = ()) -> Rows:
         try:
             with plain_cursor(self.connection) as cursor:
-                cursor.execute(statements, values or None)
+                cursor.string_types = _OWN_TYPES
+                cursor.execute(statements, _quoted(values))
                 return cursor.fetchall() if cursor.description is not None else []
         except psycopg2.Error as error:
             raise _known(error) from error
@@ -149,7 +153,29 @@ class Psycopg2Driver:
             raise _known(error) from error
         return marked
 
-    async def commit(self) -> str:
+    async def hold(self) -> None:
+        """Let psycopg2 take a transaction for open all the time.
+
+        Then it begins none itself, and its `commit()` and `rollback()` show in its
+        status. What it begins after these is READ ONLY.
+        """
+        if self._held:
+            return
+        try:
+            self.connection.autocommit = False
+            self.connection.readonly = True
+            self._roll_back_held()
+        except psycopg2.Error as error:
+            raise _known(error) from error
+        self._held = True
+
+    def _roll_back_held(self) -> None:
+        ready = self.connection.status == extensions.STATUS_READY
+        if ready or self.status is not Status.IDLE:
+            with plain_cursor(self.connection) as cursor:
+                cursor.execute("ROLLBACK")  # where it is ready, behind a BEGIN of psycopg2
+
+    async def commit(self, before: str = "") -> str:
         connection = self.connection
         try:
             if self.begun:
@@ -160,7 +186,7 @@ class Psycopg2Driver:
                         raise
                     raise TransactionGone from None  # psycopg2 has another open; nothing was sent
                 return "COMMIT"
-            if connection.status == extensions.STATUS_BEGIN:
+            if connection.status == extensions.STATUS_BEGIN and not self._held:
                 try:
                     connection.commit()
                 except psycopg2.ProgrammingError as error:
@@ -171,17 +197,21 @@ class Psycopg2Driver:
                 return "COMMIT"
             # A BEGIN that psycopg2 does not know of: its commit() would do nothing.
             with plain_cursor(connection) as cursor:
-                cursor.execute("COMMIT")
+                cursor.execute(f"{before}COMMIT")
                 tag = cursor.statusmessage
         except psycopg2.Error as error:
             raise _known(error) from error
-        with suppress(psycopg2.Error):
-            _end(connection)
+        if not self._held:
+            with suppress(psycopg2.Error):
+                _end(connection)
         return str(tag)
 
     async def roll_back(self) -> None:
         try:
-            _end(self.connection)
+            if self._held:
+                self._roll_back_held()
+            else:
+                _end(self.connection)
         except psycopg2.Error as error:
             raise _known(error) from error
 
@@ -222,6 +252,34 @@ class Psycopg2Driver:
             (self.connection.tpc_commit if commit else self.connection.tpc_rollback)(gid)
         except psycopg2.Error as error:
             raise _known(error) from error
+
+
+_OWN_TYPES: Final = {
+    oid: known
+    for known in (
+        extensions.BOOLEAN,
+        extensions.INTEGER,
+        extensions.LONGINTEGER,
+        psycopg2.STRING,
+        psycopg2.BINARY,
+    )
+    for oid in known.values
+}
+
+
+def _quoted(values: Values) -> Any:  # noqa: ANN401  # as they were given
+    """Return values as texts that no adapter changes; SQL gives them their types."""
+    if isinstance(values, Mapping):
+        return {name: _quoted_value(value) for name, value in values.items()}
+    return [_quoted_value(value) for value in values] or None
+
+
+def _quoted_value(value: Any) -> Any:  # noqa: ANN401  # of the rules' statements
+    if value is None:
+        return None
+    if isinstance(value, bytes):
+        return extensions.Binary(value)
+    return extensions.QuotedString(str(value))
 
 
 def _known(error: psycopg2.Error) -> DriverError:

@@ -8,7 +8,8 @@
   an error when the server answered ROLLBACK. COMMIT and PREPARE go through a cursor,
   which tells the command tag.
 - txmq's statements go through a cursor that binds on the client: several make one round
-  trip, and none is prepared, which poolers would not stand.
+  trip, and none is prepared, which poolers would not stand. It has psycopg's own
+  loaders and dumpers, whatever the caller has registered.
 - The caller's statements are seen by cursors of a class derived from his own, and by
   `connection.transaction()`, whose savepoints pass no cursor.
 """
@@ -21,9 +22,10 @@ from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
 import psycopg
-from psycopg import pq, rows, sql
+from psycopg import adapt, postgres, pq, rows, sql
 
 from txmq.errors import DatabaseUnavailable, LocalProtocolError
+from txmq.faces import run
 from txmq.tx.postgres.driver import (
     AsyncEnlisted,
     Enlisted,
@@ -58,6 +60,7 @@ class PsycopgDriver:
         self.interruption: BaseException | None = None
         self._settings: _Settings | None = None
         self._factory: Any = _NOT_WATCHED
+        self._held = False
 
     @property
     def status(self) -> Status:
@@ -126,13 +129,28 @@ class PsycopgDriver:
 
     def watch(self, watch: Watch) -> None:
         connection = self.connection
+        if self._held:
+            connection.commit, connection.rollback = self._refusing(watch)
         if self.enlists:
             return  # it watches by itself
         self._factory = connection.cursor_factory
         connection.cursor_factory = watched(connection.cursor_factory)
         connection.transaction = self._async_transaction if self.awaits else self._transaction
 
+    def _refusing(self, watch: Watch) -> tuple[Callable[[], Any], Callable[[], Any]]:
+        """Return `commit()` and `rollback()` as SQL that is not allowed."""
+
+        def asked(statement: str) -> Callable[[], Any]:
+            async def ask() -> None:
+                watch.require_allowed(statement)
+
+            return ask if self.awaits else lambda: run(ask())
+
+        return asked("COMMIT"), asked("ROLLBACK")
+
     def unwatch(self) -> None:
+        for name in ("commit", "rollback"):
+            self.connection.__dict__.pop(name, None)
         if self._factory is _NOT_WATCHED:
             return
         given, self._factory = self._factory, _NOT_WATCHED
@@ -167,7 +185,7 @@ class PsycopgDriver:
 
     async def _execute(self, statements: str, values: Values = ()) -> tuple[Rows, str]:
         """Execute statements; return rows and command tag of the last one."""
-        kind: Any = psycopg.AsyncClientCursor if self.awaits else psycopg.ClientCursor
+        kind: Any = _OwnAsyncCursor if self.awaits else _OwnCursor
         try:
             cursor = kind(self.connection, row_factory=rows.tuple_row)
             await self._do(cursor.execute, statements, values or None)
@@ -207,10 +225,13 @@ class PsycopgDriver:
             raise
         return marked
 
-    async def commit(self) -> str:
+    async def hold(self) -> None:
+        self._held = True
+
+    async def commit(self, before: str = "") -> str:
         if self.begun and not self.holds_begun:
             raise TransactionGone
-        return await self._ended("COMMIT")
+        return await self._ended(f"{before}COMMIT")
 
     async def prepare(self, gid: str) -> bool:
         return await self._ended(f"PREPARE TRANSACTION '{gid}'") == "PREPARE TRANSACTION"
@@ -265,6 +286,26 @@ class PsycopgDriver:
             await self._do(connection.tpc_commit if commit else connection.tpc_rollback, gid)
         except psycopg.Error as error:
             raise _known(error) from error
+
+
+_OWN_ADAPTERS: Final = adapt.AdaptersMap(types=postgres.types)
+postgres.register_default_adapters(_OWN_ADAPTERS)
+
+
+class _OwnCursor(psycopg.ClientCursor[Any]):
+    """A cursor of txmq's own statements."""
+
+    @property
+    def adapters(self) -> adapt.AdaptersMap:
+        return _OWN_ADAPTERS
+
+
+class _OwnAsyncCursor(psycopg.AsyncClientCursor[Any]):
+    """A cursor of asyncio, likewise."""
+
+    @property
+    def adapters(self) -> adapt.AdaptersMap:
+        return _OWN_ADAPTERS
 
 
 def _known(error: psycopg.Error) -> DriverError:
