@@ -690,6 +690,7 @@ FAULTS: dict[int, tuple[str, ...]] = {
     ),
     288: (
         "test_the_statements_of_a_block_do_not_go_by_them",
+        "test_the_statements_of_a_branch_do_not_go_by_them",
         "test_the_statements_of_an_inbox_do_not_go_by_them",
         "test_the_statements_of_the_outbox_do_not_go_by_them",
         "test_a_message_in_the_log_does_not_go_by_them",

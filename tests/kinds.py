@@ -23,6 +23,11 @@ STORIES: Final = {
     "consumers with an inbox killed in their handlers": (
         "tests/system/test_inbox_end_to_end.py::test_consumers_killed_in_their_handlers[concurrent]"
     ),
+    "a handler that ends the transaction of its message": (
+        "tests/client/blocking/test_inbox_misuse.py"
+        "::test_a_handler_that_ends_the_transaction_of_its_message_has_failed"
+        "[psycopg2-with_connection-False]"
+    ),
     "an XA transaction cut in two": (
         "tests/client/blocking/test_xa_crashes.py::test_a_coordinator_that_dies_anywhere"
         "_leaves_rows_and_messages_that_recovery_makes_agree[None]"
@@ -89,6 +94,8 @@ DEEP: Final = {
     ),
     "every place, and many seeds": (
         "tests/broker/data_directory/test_index_crash.py",
+        "tests/client/aio/test_inbox_misuse.py",
+        "tests/client/blocking/test_inbox_misuse.py",
         "tests/core/consumers/test_simulation.py",
         "tests/recover/local/test_crash.py",
         "tests/recover/spool/test_spool_simulation.py",

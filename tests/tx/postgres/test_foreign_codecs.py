@@ -31,6 +31,7 @@ from txmq.tx.postgres.outbox import (
     read_key_status,
     read_status,
 )
+from txmq.tx.postgres.prepared import look
 from txmq.tx.postgres.statement_watch import NO_SENDS
 from txmq.tx.postgres.tokens import insert_token, may_have_reported
 
@@ -153,6 +154,19 @@ def test_the_statements_of_a_joined_block_do_not_go_by_them(
         await one.execute("BEGIN")
         block = CallerBlock(one.driver, new_token(), NO_SENDS)
         await block.begin()
+        assert await block.roll_back()
+
+    perform(scene)
+
+
+def test_the_statements_of_a_branch_do_not_go_by_them(
+    perform: Callable[[Any], None], database: str
+) -> None:
+    async def scene(one: Peer) -> None:
+        block = CallerBlock(one.driver, new_token(), NO_SENDS)
+        await block.begin()
+        work = await look(one.driver, block)
+        assert (work.server, work.has_outbox) == (identity_of(database), True)
         assert await block.roll_back()
 
     perform(scene)
