@@ -300,6 +300,8 @@ FAULTS: dict[int, tuple[str, ...]] = {
         "test_a_damaged_text_is_given_back_and_what_follows_goes_on",
         "test_a_message_with_damage_is_quarantined",
         "test_what_is_left_of_lost_rows_is_in_nobodys_way",
+        "test_a_damaged_index_is_made_anew",
+        "test_an_error_that_quotes_damage_is_damage",
         "test_a_damaged_file_is_set_aside_and_what_can_be_read_goes_on",
         "test_setting_aside_goes_on_after_a_crash",
         "test_random_damage_shows_no_wrong_message",

@@ -300,3 +300,42 @@ def test_what_is_left_of_lost_rows_is_in_nobodys_way(tmp_path: Path) -> None:
     store.put([stored(400)])
     assert offsets(store.due(FOREVER, 9)) == [400]
     store.close()
+
+
+@pytest.mark.parametrize("index", ["by_place", "by_due", "by_key", "by_untold"])
+def test_a_damaged_index_is_made_anew(tmp_path: Path, index: str) -> None:
+    """Its second message would never come, or again and again."""
+    file = filled(tmp_path)
+    named = "SELECT * FROM sqlite_master WHERE name = ?"
+    with closing(sqlite3.connect(file)) as database:
+        row = database.execute("SELECT * FROM message WHERE id = 2").fetchone()
+        entry = database.execute(named, (index,)).fetchone()
+        database.execute("DELETE FROM message WHERE id = 2")
+        database.execute("PRAGMA writable_schema = ON")
+        database.execute("DELETE FROM sqlite_master WHERE name = ?", (index,))
+        database.commit()
+    with closing(sqlite3.connect(file)) as database:
+        database.execute(f"INSERT INTO message VALUES ({', '.join('?' * len(row))})", row)
+        database.execute("PRAGMA writable_schema = ON")
+        database.execute("INSERT INTO sqlite_master VALUES (?, ?, ?, ?, ?)", entry)
+        database.commit()
+    store, report = open_store(tmp_path)
+    assert index in report.damage
+    assert report.returned == ()
+    assert offsets(store.due(FOREVER, 100)) == list(range(2, 10))
+    assert [entry.place.offset for entry in store.untold(99)] == list(range(1, 10))
+    store.record(acked(*range(2, 10)))
+    assert store.due(FOREVER, 100) == []
+    store.close()
+
+
+def test_an_error_that_quotes_damage_is_damage(tmp_path: Path) -> None:
+    file = filled(tmp_path)
+    data = file.read_bytes()
+    place = data.index(b"by_place ON message") + len("by_place ON messag")
+    file.write_bytes(data[:place] + b"\xe5" + data[place + 1 :])
+    store, report = open_store(tmp_path)
+    assert report.damage
+    store.put([stored(400)])
+    assert offsets(store.due(FOREVER, 9)) == [400]
+    store.close()

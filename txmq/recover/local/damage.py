@@ -36,6 +36,7 @@ from txmq.recover.local.database import (
 ASIDE = "damaged-"
 _LOG_HEADER, _FRAME = 32, 24 + PAGE  # of SQLite's write-ahead log
 LARGEST_GAP = 1 << 32  # of ids, between readable rows
+UNREADABLE = (sqlite3.Error, UnicodeDecodeError)  # some errors quote what is damaged
 
 
 class Opened(NamedTuple):
@@ -109,10 +110,14 @@ def _create(path: str, form: Form, new: Mapping[str, object] | None) -> None:
 
 
 def _problem(connection: sqlite3.Connection) -> str:
-    """Return what is wrong with a database, empty if nothing is."""
+    """Return what is wrong with a database, empty if nothing is.
+
+    Indexes are compared as well: with a damaged one a message would never come, or
+    again and again.
+    """
     try:
-        [[found], *_] = connection.execute("PRAGMA quick_check(1)").fetchall()
-    except sqlite3.DatabaseError as error:
+        [[found], *_] = connection.execute("PRAGMA integrity_check(1)").fetchall()
+    except UNREADABLE as error:
         return str(error)
     return "" if found == "ok" else str(found)
 
@@ -186,7 +191,7 @@ def _rescue(moved: str, path: str, form: Form, new: Mapping[str, object]) -> Non
     """Make a database of the readable rows of another one."""
     with closing(connect(moved, "mode=ro")) as damaged:
         says = dict(new)
-        with suppress(sqlite3.Error):
+        with suppress(*UNREADABLE):
             says |= about(damaged)
 
         def fill(connection: sqlite3.Connection) -> None:
@@ -204,7 +209,7 @@ def _readable_rows(connection: sqlite3.Connection, table: str) -> Iterator[tuple
 
     def next_row(at: int) -> tuple[Any, ...] | None:
         """Return the next row, or an empty one. None: it cannot be read."""
-        with suppress(sqlite3.Error):
+        with suppress(*UNREADABLE):
             found: tuple[Any, ...] = connection.execute(query, (at,)).fetchone() or ()
             return found if not found or found[0] > at else None
         return None

@@ -154,6 +154,8 @@ def sql_errors(path: str) -> Iterator[None]:
     """Raise errors of SQLite as DiskFull, Damaged or StoreError."""
     try:
         yield
+    except UnicodeDecodeError as error:  # of a text of SQLite's, with a name in it
+        raise Damaged(str(error)) from error
     except sqlite3.Error as error:
         code = getattr(error, "sqlite_errorcode", None) or 0
         if code in _FULL:
