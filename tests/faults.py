@@ -871,6 +871,8 @@ FAULTS: dict[int, tuple[str, ...]] = {
         "test_what_a_new_slot_has_missed_is_an_alarm_until_it_is_accepted",
         "test_a_slot_of_another_name_knows_the_one_that_is_gone",
         "test_a_database_whose_log_ends_before_what_the_broker_has_is_refused",
+        "test_a_slot_made_beside_a_rewound_one_tells_what_nobody_has_sent",
+        "test_a_log_that_was_written_anew_is_not_taken_for_the_old_one",
     ),
     123: (
         "test_transactions_with_and_without_the_outbox_keep_the_order_of_a_row",

@@ -86,6 +86,7 @@ DEEP: Final = {
         "tests/recover/test_killed_recoverers.py",
         "tests/recover/test_several_recoverers.py",
         "tests/relay/test_relay.py",
+        "tests/relay/test_restored_database.py",
     ),
     "every place, and many seeds": (
         "tests/broker/data_directory/test_index_crash.py",

@@ -82,6 +82,11 @@ class SlotStream:
         return int(self._cursor.fileno())
 
     @property
+    def decoded(self) -> int:
+        """Return the LSN up to which the server has sent all committed transactions."""
+        return int(self._cursor.wal_end)
+
+    @property
     def blocked(self) -> bool:
         """Return whether reading has to wait until everything read is stored."""
         return self._last_piece <= self._confirmed
