@@ -687,6 +687,8 @@ FAULTS: dict[int, tuple[str, ...]] = {
         "test_an_inner_atomic_block_takes_its_messages_back",
     ),
     101: (
+        "test_a_branch_that_a_copy_lacks_is_reported_though_its_log_went_on",
+        "test_an_id_that_the_server_has_not_given_is_told_from_one_that_is_in_progress",
         "test_a_lost_branch_whose_id_is_used_again_is_reported",
         "test_each_command_reports_a_lost_branch",
         "test_a_trace_that_is_believed_blindly_would_be_detected",
