@@ -88,9 +88,11 @@ DEEP: Final = {
         "tests/client/blocking/test_process_end.py",
         "tests/client/blocking/test_restored_log.py",
         "tests/client/blocking/test_spool_kills.py",
+        "tests/recover/test_copied_database.py",
         "tests/recover/test_killed_recoverers.py",
         "tests/recover/test_several_recoverers.py",
         "tests/relay/test_relay.py",
+        "tests/relay/test_restored_database.py",
     ),
     "every place, and many seeds": (
         "tests/broker/data_directory/test_index_crash.py",

@@ -69,8 +69,11 @@ class NoResolvers:
         del database
         return LeaseStatus(held=False, directory=None)
 
-    def note_bundle(self, decider: ByPostgres) -> None:
-        del decider
+    def note_bundle(self, database: DatabaseId | ByPostgres) -> None:
+        del database
+
+    def reports(self) -> dict[DatabaseId, int]:
+        return {}
 
 
 class QuickDisk:
@@ -109,8 +112,11 @@ class FakeResolver:
         del database
         return LeaseStatus(held=False, directory=None)
 
-    def note_bundle(self, decider: ByPostgres) -> None:
-        del decider
+    def note_bundle(self, database: DatabaseId | ByPostgres) -> None:
+        del database
+
+    def reports(self) -> dict[DatabaseId, int]:
+        return {}
 
     def may_resolve(self, decider: Decider) -> bool:
         del decider

@@ -29,7 +29,7 @@ def gid(number: int) -> str:
 class ListedHomeBroker:
     """A home broker whose commits are in a list."""
 
-    url, trouble = "txmq://one", ""
+    url, trouble, log_id = "txmq://one", "", UUID(int=7)
 
     def __init__(self) -> None:
         self.boot_epoch, self.xids, self.older = 1, list[int](), list[int]()
@@ -48,6 +48,9 @@ class ListedHomeBroker:
         }
         return reply | {"transactions": [row(xid) for xid in page]}
 
+    def reports(self) -> dict[tuple[int, int], int]:
+        return {}
+
     def list_committed(
         self, since: object, pages: int | None = None
     ) -> Iterator[list[dict[str, Any]]]:
@@ -64,8 +67,16 @@ class Server:
         self.fates: dict[int, str | None] = {}
         self.traces: dict[int, BranchTrace] = {}
         self.away = False
+        self.shared: int | None = None  # with the original, where it is a copy
+        self.asked_with: int | None = None
 
-    def ends(self, branches: Iterable[tuple[int, object]]) -> list[BranchEnd]:
+    def shared_with(self, log_id: object, reports: object) -> int | None:
+        return self.shared
+
+    def ends(
+        self, branches: Iterable[tuple[int, object]], shared: int | None = None
+    ) -> list[BranchEnd]:
+        self.asked_with = shared
         if self.away:
             raise DatabaseUnavailable("no answer")
         return [
@@ -222,6 +233,18 @@ def test_what_could_not_be_compared_again_is_compared_later(
         assert made.follow() == []
     assert broker.trouble.startswith("gone")
     assert made.follow() == [("shop", "lost 2")]
+
+
+def test_commits_are_compared_again_when_a_database_turns_out_to_be_a_copy() -> None:
+    made = audited()
+    broker, server, _audit = made
+    server.timeline, server.shared = 1, 150
+    server.traces = {2: BranchTrace("another transaction may have its id")}
+    assert made.follow() == [("shop", "another transaction may have its id")]
+    assert server.asked_with == 150
+    assert broker.looks == 2
+    assert made.follow() == []
+    assert broker.looks == 2
 
 
 def test_a_broker_that_fails_is_left_for_the_next_pass() -> None:

@@ -466,17 +466,6 @@ def require_rewound(
         wait_until(lambda: text in texts(client), what="the alarm says why")
 
 
-def test_an_lsn_that_was_written_anew_is_not_taken_for_the_old_one(
-    other_broker: RealBroker, dsn: str, topic: str, connect: Callable[..., Client]
-) -> None:
-    """The broker has a larger LSN with an earlier time: the database was restored."""
-    emitted(dsn, topic, "new")
-    source = source_of(dsn)
-    old = order(source, source.end_lsn, topic, "old", at=micros_now() - 3_600_000_000)
-    store_in_parts(connect(other_broker.url)._core, old, deadline())
-    require_rewound(other_broker, dsn, connect, "committed later")
-
-
 def source_of(dsn: str) -> SlotSource:
     with closing(SlotStream(dsn, SLOT)) as stream:
         return stream.source

@@ -83,9 +83,13 @@ class SimulatedDatabase:
         del database
         return LeaseStatus(held=False, directory=None)
 
-    def note_bundle(self, decider: ByPostgres) -> None:
+    def note_bundle(self, database: DatabaseId | ByPostgres) -> None:
         """Do nothing: the database has no copies."""
-        del decider
+        del database
+
+    def reports(self) -> dict[DatabaseId, int]:
+        """Return that no reports are stored."""
+        return {}
 
     def status(self) -> tuple[()]:
         """Return the state of no resolver: the simulation has none to report."""

@@ -196,7 +196,7 @@ class _BrokerResolvers:
         self._broker, self._resolvers = broker, resolvers
         self.may_resolve, self.status = resolvers.may_resolve, resolvers.status
         self.lease_of, self.note_bundle = resolvers.lease_of, resolvers.note_bundle
-        self.left_behind = resolvers.left_behind
+        self.left_behind, self.reports = resolvers.left_behind, resolvers.reports
 
     def resolve(self, token: bytes, row: Transaction, answered: Callable[..., None]) -> None:
         def hear(*answer: object) -> None:

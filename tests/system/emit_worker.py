@@ -53,7 +53,9 @@ class RunningRelay(NamedTuple):
 
 
 @contextmanager
-def running_relay(url: str, dsn: str, policy: RelayPolicy = POLICY) -> Iterator[RunningRelay]:
+def running_relay(
+    url: str, dsn: str, policy: RelayPolicy = POLICY, *, slot: str = SLOT
+) -> Iterator[RunningRelay]:
     """Run a relay in this process for the block. Raises the error that ended it."""
     stop, ended, errors = Event(), Event(), list[BaseException]()
 
@@ -66,7 +68,7 @@ def running_relay(url: str, dsn: str, policy: RelayPolicy = POLICY) -> Iterator[
             ended.set()
 
     with connect(url, timeout=PATIENCE_S) as client:
-        relay = Relay(client._core, dsn, SLOT, policy)
+        relay = Relay(client._core, dsn, slot, policy)
         thread = Thread(target=run)
         thread.start()
         try:

@@ -46,3 +46,10 @@ def test_a_broker_makes_a_damaged_index_anew_and_has_everything(tmp_path: Path) 
                     read = [message.body for message in messages if message is not None]
                 assert sorted(read) == sorted(bodies)
         wait_until(lambda: "recover.index_rebuilt" in broker.log, what="an index made anew")
+        broker.stop()
+        index = broker.data / "index" / "data.mdb"
+        index.write_bytes(bytes(index.stat().st_size))
+        broker.start()
+        with connect(broker.url, service="tests", timeout=PATIENCE_S) as client:
+            alarms = client.call("broker.alarms")["alarms"]
+        assert "index.rebuilt" in {alarm["name"] for alarm in alarms}

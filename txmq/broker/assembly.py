@@ -146,7 +146,7 @@ class Assembly:
             RecoverCalls(engine, self.turns),
             InboxCalls(engine),
             TransactionCalls(engine, checks, polls, resolvers, self.turns),
-            XaCalls(engine, listeners),
+            XaCalls(engine, listeners, resolvers),
             MessageCalls(engine, self.catalogues, self.turns),
             MessageLifeCalls(engine, self.catalogues, self.turns),
             AuditCalls(engine, self.turns),

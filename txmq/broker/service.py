@@ -144,6 +144,8 @@ class BrokerService:
         _log_recovery(opened, time.monotonic() - began)
         clock = SteadyClock(*self._clocks, opened.state.stored_at)
         engine = self._engine = self._make_engine(opened, clock)
+        if opened.tables.rebuilt:
+            engine.faults.note_rebuilt(opened.tables.reason)
         watch = DiskWatch(fs, str(settings.data), engine.disk, self._settings.disk)
         watch.tick()
         engine.boot(settings.name, self._clocks.wall())

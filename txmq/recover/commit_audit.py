@@ -60,6 +60,8 @@ class AuditPosition:
     after: int = 0
     pending: list[CommittedBranch] = field(default_factory=list)
     parted: set[str] = field(default_factory=set)  # databases to compare again, by name
+    # the last transaction id that a copy shares with the original, by database
+    shared: dict[str, int] = field(default_factory=dict)
 
 
 class CommitAudit:
@@ -81,6 +83,7 @@ class CommitAudit:
         self._positions: dict[str, AuditPosition] = {}
         self._reported: set[str] = set()  # gids, each of which may come twice
         self._found: set[str] = set()  # the same of all calls: journals list them
+        self._shared: dict[str, int] = {}  # of the home that is compared
         self._kept: set[str] = set()  # databases that have branches from before a failover
 
     def compare(self, home: HomeBroker, since: UUID) -> Iterator[Finding]:
@@ -89,6 +92,7 @@ class CommitAudit:
         An error of the broker is left in its `trouble`.
         """
         self._reported.clear()
+        self._find_copies(home)
         yield from self._compare(home, since)
 
     def _compare(
@@ -114,7 +118,7 @@ class CommitAudit:
         whose end is unknown are checked again by the next call.
         """
         self._reported.clear()
-        position = self._positions.setdefault(home.url, AuditPosition())
+        position = self._find_copies(home)
         pending, position.pending = position.pending, []
         yield from self._find_rolled_back(pending, position.pending)
         try:
@@ -127,6 +131,27 @@ class CommitAudit:
                 "xa.not_followed", where=home.url, branches=len(position.pending) - MAX_PENDING
             )
             del position.pending[:-MAX_PENDING]
+
+    def _find_copies(self, home: HomeBroker) -> AuditPosition:
+        """Note the databases that lack reports of this home; return its position."""
+        position = self._positions.setdefault(home.url, AuditPosition())
+        before, position.shared = position.shared, {}
+        self._shared = position.shared
+        try:
+            reports = home.reports()
+        except TxmqError as error:
+            home.trouble = str(error)
+            return position
+        for database in self._databases:
+            try:
+                shared = database.shared_with(home.log_id, reports)
+            except DatabaseError as error:
+                database.trouble = str(error)
+                continue
+            if shared is not None:
+                position.shared[database.name] = shared
+        position.parted.update(position.shared.keys() - before.keys())
+        return position
 
     def _audit_new(self, home: HomeBroker, position: AuditPosition) -> Iterator[Finding]:
         while True:
@@ -182,7 +207,8 @@ class CommitAudit:
         pending: list[CommittedBranch],
     ) -> Iterator[Finding]:
         try:
-            ends = database.ends([(one.xid, one.at) for one in branches])
+            shared = self._shared.get(database.name)
+            ends = database.ends([(one.xid, one.at) for one in branches], shared)
         except DatabaseError as error:
             database.trouble = str(error)
             pending += branches

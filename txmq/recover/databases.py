@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Final, NamedTuple
+from uuid import UUID
 
 from txmq.errors import DatabaseError
 from txmq.model.decider import BranchPosition
 from txmq.model.message import Decision
 from txmq.recover.server_log import BranchTrace, read_log
 from txmq.tx.postgres.blocking import read_server
-from txmq.tx.postgres.branch_finish import FORBIDDEN, finish, grant_for, statuses
+from txmq.tx.postgres.branch_finish import FORBIDDEN, NOT_GIVEN, finish, grant_for, statuses
+from txmq.tx.postgres.brokers import last_report
 from txmq.tx.postgres.identity import Server
 from txmq.tx.postgres.prepared import BY_OTHERS, Ending
 from txmq.tx.postgres.prepared_list import (
@@ -23,6 +25,7 @@ from txmq.tx.postgres.prepared_list import (
 from txmq.tx.postgres.session import Connection, connect
 
 DatabaseId = tuple[int, str]  # the server's system id and the database's name
+ServerDatabase = tuple[int, int]  # the same with the database's oid
 APPLICATION: Final = "txmq xa recovery"
 
 
@@ -42,6 +45,7 @@ class RecoveredDatabase:
         self.id: DatabaseId | None = None  # None until the database has answered
         self.timeline = 0  # of the server that `list_prepared` has read
         self.has_parted = False  # from the server that was read before
+        self._oid = 0
         self._position = 0  # in the log of that server
         self._connect: Callable[[], Connection] = lambda: connect(dsn, application_name=APPLICATION)
         self._connection: Connection | None = None
@@ -66,6 +70,7 @@ class RecoveredDatabase:
         found = server.identity.system_id, database
         if found == self.id and (timeline != self.timeline or position < self._position):
             self.has_parted = True
+        self._oid = server.identity.database_oid
         self.id, self.timeline, self._position = found, timeline, position
 
     def holds(self, prepared: Collection[PreparedTransaction]) -> dict[str, HeldLocks]:
@@ -97,15 +102,31 @@ class RecoveredDatabase:
                 ) from None
         return ending
 
-    def ends(self, branches: Sequence[tuple[int, BranchPosition | None]]) -> list[BranchEnd]:
-        """Return the ends of branches, by their ids and positions. Raises
-        DatabaseError.
+    def shared_with(self, log_id: UUID | None, reports: Mapping[ServerDatabase, int]) -> int | None:
+        """Return the last transaction id that a copy shares with the original, by the
+        broker's reports that it lacks; None = it lacks none. Raises DatabaseError.
+        """
+        stored = 0 if self.id is None else reports.get((self.id[0], self._oid), 0)
+        if log_id is None or not stored:
+            return None
+        with self._session() as connection:
+            last = last_report(connection, log_id)
+        return None if last is None or last.number >= stored else last.xid
+
+    def ends(
+        self, branches: Sequence[tuple[int, BranchPosition | None]], shared: int | None = None
+    ) -> list[BranchEnd]:
+        """Return the ends of branches, by their ids and positions. `shared` as
+        `shared_with`. Raises DatabaseError.
         """
         with self._session() as connection:
             # The log is read behind the statuses: they may not be of a later timeline.
             found = statuses(connection, (xid for xid, _at in branches))
             server_log = read_log(connection, [at for _xid, at in branches])
-        return [BranchEnd(found[xid], server_log.trace(at)) for xid, at in branches]
+        return [
+            BranchEnd(found[xid], server_log.trace(at).or_lost(_doubt(xid, found[xid], shared)))
+            for xid, at in branches
+        ]
 
     def close(self) -> None:
         if self._connection is not None:
@@ -123,3 +144,18 @@ class RecoveredDatabase:
             if error.sqlstate != FORBIDDEN:
                 self.close()
             raise
+
+
+def _doubt(xid: int, status: str | None, shared: int | None) -> str:
+    """Return why the status of an id may be another transaction's; "" = it is not."""
+    if status == NOT_GIVEN:
+        return (
+            f"the server has not given its transaction id {xid} yet: it is a restored database, "
+            "or a copy"
+        )
+    if shared is not None and xid > shared:
+        return (
+            f"the database lacks reports of the broker: it was restored, or is a copy, and id {xid}"
+            " may be another transaction's; look whether its rows are there"
+        )
+    return ""

@@ -72,6 +72,14 @@ class HomeBroker:
             self.trouble = str(error)
             return KnownOutcome.SILENT
 
+    def reports(self) -> dict[tuple[int, int], int]:
+        """Return how many reports of the broker each database holds, by system id and
+        oid. Raises TxmqError.
+        """
+        return {
+            (system_id, oid): number for system_id, oid, number in self.call("tx.oldest")["reports"]
+        }
+
     def list_bundles(self) -> Iterator[dict[str, Any]]:
         """Yield the rows of `xa.list`. Raises TxmqError."""
         return islice(chain.from_iterable(self._pages("xa.list", None)), MAX_ROWS)

@@ -32,6 +32,10 @@ class BranchTrace(NamedTuple):
     lost: str = ""
     untold: str = ""
 
+    def or_lost(self, why: str) -> BranchTrace:
+        """Return this trace, or one that is lost where this one is believed."""
+        return BranchTrace(why) if why and not any(self) else self
+
 
 class ServerLog(NamedTuple):
     """A server, with the history of its timeline if it is needed and can be read."""

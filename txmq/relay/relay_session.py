@@ -35,7 +35,6 @@ from txmq.errors import (
     UnknownTransaction,
 )
 from txmq.model.bundle import BundleState
-from txmq.model.units import MINUTE
 from txmq.relay.bundles import (
     RelayedTransaction,
     build_whole,
@@ -46,6 +45,7 @@ from txmq.relay.bundles import (
 )
 from txmq.relay.pgoutput import CommittedTransaction
 from txmq.relay.slot_stream import SlotSource, SlotStream
+from txmq.tx.postgres.identity import format_lsn
 from txmq.wire.bundle import pack_part, unpack_bundle_receipt
 from txmq.wire.data_requests import Opcode
 from txmq.wire.frames import Frame
@@ -55,13 +55,11 @@ WINDOW: Final = 256  # bundles in flight
 WINDOW_BYTES: Final = 8 << 20
 LARGE_S: Final = 120.0  # to store a bundle of many parts
 POLL_S: Final = 0.2  # between checks of the stop event
-# Commit times may be out of order in the log, but never by so much.
-SKEW_US: Final = MINUTE
-REWOUND: Final = "the database was restored: run `txmq relay create` with another slot name"
-LEFT_BEHIND: Final = (
-    "point the relay at the primary; if this is the primary, run `txmq relay create` with another "
-    "slot name"
+ANOTHER: Final = (
+    "run `txmq relay create DSN --slot NEW --replaces {slot}`, and the relay with slot NEW"
 )
+REWOUND: Final = f"the database was restored: {ANOTHER}"
+LEFT_BEHIND: Final = f"point the relay at the primary; if this is the primary: {ANOTHER}"
 LATER: Final = 4  # timelines that are looked for: not every failover has messages
 log = get_logger()
 
@@ -69,12 +67,14 @@ log = get_logger()
 class StartPosition(NamedTuple):
     """The broker's position at the start of a session.
 
-    All transactions up to `stored_lsn`, which committed at `committed_at`, are stored.
+    All transactions up to `stored_lsn` are stored. The last one committed at
+    `committed_at`, and at `last_lsn` of this log, unless that is 0.
     """
 
     watermark: int
     stored_lsn: int
     committed_at: int
+    last_lsn: int = 0
 
 
 class InFlightTransaction(NamedTuple):
@@ -121,6 +121,9 @@ class RelaySession:
         self._start, self._progress = start, progress
         self._confirm_every_s, self._skip = confirm_every_s, skip
         self._watermark = start.watermark
+        # The slot brings what it has not confirmed: the last stored transaction again,
+        # unless the database is a copy that has written other log in its place.
+        self._expected = start.last_lsn if stream.confirmed_before <= start.last_lsn else 0
         self._window: deque[InFlightTransaction] = deque()
         self._window_bytes = 0
         self._answers: dict[int, Frame] = {}
@@ -142,10 +145,14 @@ class RelaySession:
         while len(self._window) < WINDOW and self._window_bytes < WINDOW_BYTES:
             committed = self._stream.read(all_stored=not self._window)
             if committed is None:
+                self._require_behind(self._stream.decoded)
                 return
             self._accept(committed)
 
     def _accept(self, committed: CommittedTransaction) -> None:
+        if (committed.lsn, committed.committed_at) == (self._expected, self._start.committed_at):
+            self._expected = 0
+        self._require_behind(committed.lsn)
         if committed.lsn in self._skip:
             log.error(
                 "relay.skipped",
@@ -153,7 +160,7 @@ class RelaySession:
                 messages=len(committed.contents),
                 xid=committed.xid,
             )
-        elif committed.contents and not self._was_stored(committed):
+        elif committed.contents and committed.lsn > self._start.stored_lsn:
             with self._noting_failures(committed):
                 self._send(committed)
             return
@@ -179,15 +186,16 @@ class RelaySession:
             _log_refused(committed, error)
             raise
 
-    def _was_stored(self, committed: CommittedTransaction) -> bool:
-        stored = committed.lsn <= self._start.stored_lsn
-        if stored and committed.committed_at > self._start.committed_at + SKEW_US:
+    def _require_behind(self, reached: int) -> None:
+        """Raise SlotRewound if the log has passed the last stored transaction without
+        it.
+        """
+        if 0 < self._expected < reached:
             raise SlotRewound(
-                f"Transaction {committed.xid} at LSN {committed.lsn} committed later than "
-                "transactions with larger LSNs that the broker has",
-                hint=REWOUND,
+                f"The broker's last transaction, at LSN {format_lsn(self._expected)}, is not in "
+                "the database's log",
+                hint=REWOUND.format(slot=self._stream.source.slot),
             )
-        return stored
 
     def _send(self, committed: CommittedTransaction) -> None:
         relayed = RelayedTransaction(
@@ -290,7 +298,8 @@ class RelaySession:
 
     def _confirm(self) -> None:
         self._confirmed_at = time.monotonic()
-        if self._done_lsn > self._confirmed_lsn:
+        # A slot that may be rewound keeps its log, so that each session finds it out.
+        if self._done_lsn > self._confirmed_lsn and not self._expected:
             self._stream.confirm(self._done_lsn)
             self._confirmed_lsn = self._done_lsn
             crashpoint("relay.after_feedback")
@@ -307,15 +316,16 @@ def read_start(core: BlockingCore, source: SlotSource) -> StartPosition:
     lsn, committed_at = read_watermark(core, source.watermark_name(source.timeline))
     if lsn > source.end_lsn:
         raise SlotRewound(
-            f"The database's log ends at LSN {source.end_lsn}, but the broker has it up to {lsn}",
-            hint=REWOUND,
+            f"The database's log ends at LSN {format_lsn(source.end_lsn)}, but the broker has it up"
+            f" to {format_lsn(lsn)}",
+            hint=REWOUND.format(slot=source.slot),
         )
     if lsn:
-        return StartPosition(lsn, lsn, committed_at)
+        return StartPosition(lsn, lsn, committed_at, lsn)
     for timeline, end in reversed(source.history):
         lsn, committed_at = read_watermark(core, source.watermark_name(timeline))
         if lsn:
-            return StartPosition(0, min(lsn, end), committed_at)
+            return StartPosition(0, min(lsn, end), committed_at, lsn if lsn < end else 0)
     return StartPosition(0, 0, 0)
 
 
@@ -330,7 +340,7 @@ def _require_newest(core: BlockingCore, source: SlotSource) -> None:
             raise SlotRewound(
                 f"The database is on timeline {source.timeline}, and the broker has transactions "
                 f"of timeline {timeline}: a failover has left the database behind",
-                hint=LEFT_BEHIND,
+                hint=LEFT_BEHIND.format(slot=source.slot),
             )
 
 

@@ -51,11 +51,11 @@ SELECT extract(epoch FROM now()) * 1000000 - 946684800000000
 FROM pg_logical_slot_peek_binary_changes(%s, NULL, 1, 'proto_version', '1', 'publication_names', %s,
      'messages', 'true') LIMIT 1
 """
-# Publications of earlier slots: a restore or a failover brings them back, but no slots.
-_WITHOUT_SLOT: Final = """
+# Publications of earlier slots. A failover or a restore brings them back, and a copy of
+# the server's files their slots as well, which are rewound then.
+_EARLIER: Final = """
 SELECT pubname FROM pg_publication p WHERE pubname <> %s AND NOT puballtables
-    AND NOT EXISTS (SELECT FROM pg_publication_rel WHERE prpubid = p.oid)
-    AND NOT EXISTS (SELECT FROM pg_replication_slots WHERE slot_name = pubname) ORDER BY pubname
+    AND NOT EXISTS (SELECT FROM pg_publication_rel WHERE prpubid = p.oid) ORDER BY pubname
 """
 LAG_QUERY_S: Final = 5  # limit of the search for the oldest transaction in a long log
 
@@ -63,8 +63,8 @@ LAG_QUERY_S: Final = 5  # limit of the search for the oldest transaction in a lo
 class SlotOrigin(NamedTuple):
     """The origin of a slot, as the comment of its publication has it.
 
-    It has no commits before the LSN `made_at`. `replaces` are slots that were gone by
-    then. `accepted`: an operator has accepted what it missed, and what failovers up to
+    It has no commits before the LSN `made_at`. `replaces` are the slots before it.
+    `accepted`: an operator has accepted what it missed, and what failovers up to
     `timeline` have lost.
     """
 
@@ -134,7 +134,7 @@ def create(connection: Connection, name: str, replaces: Sequence[str] = ()) -> S
     """Create the publication and the slot, which keeps messages emitted from now on.
 
     `replaces` are earlier slots, for the report of what was missed; those whose
-    publication is left are found.
+    publication is left are found, gone or not.
     Raises ConfigError if the slot exists, WalLevelTooLow, UnsupportedServer or
     DatabaseError.
     """
@@ -152,7 +152,7 @@ def create(connection: Connection, name: str, replaces: Sequence[str] = ()) -> S
         if not cursor.rowcount:
             cursor.execute(sql.SQL("CREATE PUBLICATION {}").format(sql.Identifier(name)))
         cursor.execute("SELECT pg_create_logical_replication_slot(%s, %s)", (name, PLUGIN))
-        cursor.execute(_WITHOUT_SLOT, (name,))
+        cursor.execute(_EARLIER, (name,))
         earlier = {*replaces, *(found for (found,) in cursor)}
     made_at = require(connection, name).confirmed_lsn or 0
     _note_origin(connection, name, SlotOrigin(made_at, tuple(sorted(earlier))))

@@ -63,8 +63,7 @@ class SlotStream:
         self._name = name
         self._transactions = TransactionAssembler(PREFIX)
         self._last_piece = self._confirmed = 0
-        status = _require_slot(dsn, name)
-        self.origin, self.confirmed_before = status.origin, status.confirmed_lsn or 0
+        _require_slot(dsn, name)  # gives better errors than the server's refusal
         with translated("connecting to PostgreSQL for replication"):
             given = {**SETTINGS, "application_name": "txmq relay", **extensions.parse_dsn(dsn)}
             self._connection = psycopg2.connect(
@@ -73,6 +72,9 @@ class SlotStream:
         try:
             self._cursor = self._connection.cursor()
             self.source = self._start()
+            # Not before: another reader may have confirmed more in between.
+            status = _require_slot(dsn, name)
+            self.origin, self.confirmed_before = status.origin, status.confirmed_lsn or 0
         except BaseException:
             self.close()
             raise
@@ -80,6 +82,11 @@ class SlotStream:
     def fileno(self) -> int:
         """Return the descriptor for `select`; readable = `read` may have something."""
         return int(self._cursor.fileno())
+
+    @property
+    def decoded(self) -> int:
+        """Return the LSN up to which the server has sent all committed transactions."""
+        return int(self._cursor.wal_end)
 
     @property
     def blocked(self) -> bool:
@@ -143,7 +150,7 @@ def parse_history(content: str) -> tuple[TimelineEnd, ...]:
 
 
 def _require_slot(dsn: str, name: str) -> slot.SlotStatus:
-    """Check the slot before use: that gives better errors than the server's refusal."""
+    """Return the slot if it can be read. Raises SlotMissing or SlotLost."""
     connection = connect(dsn, application_name="txmq relay")
     try:
         return slot.require(connection, name)

@@ -350,6 +350,13 @@ def fault(desk: AlarmBroker) -> Iterator[str]:
     desk.broker.pass_time(3_601)
 
 
+def rebuilt(desk: AlarmBroker) -> Iterator[str]:
+    yield ""
+    desk.broker.engine.faults.note_rebuilt("unreadable: page 7 is used twice")
+    yield "the index was made anew 0:00:00 ago: unreadable: page 7 is used twice"
+    desk.broker.pass_time(3_601)
+
+
 def silent(desk: AlarmBroker) -> Iterator[str]:
     """A write that hangs in its thread; two replies wait, so it is made in one."""
     hanging = Deferred[None]()
@@ -406,6 +413,7 @@ STORIES = {
     "clock.doubted": doubted,
     "clock.differs": differs,
     "broker.fault": fault,
+    "index.rebuilt": rebuilt,
     "broker.silent": silent,
     "retention.held": held,
     "outbox.stuck": outbox,

@@ -239,6 +239,9 @@ class TransactionCalls:
                 [*database, oldest.hex()]
                 for database, oldest in indexes.oldest_by_database(state).items()
             ],
+            "reports": [
+                [*database, stored] for database, stored in self._resolvers.reports().items()
+            ],
             "now": self._engine.now(),
             "certain": self._engine.certain(),
         }

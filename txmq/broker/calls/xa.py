@@ -17,7 +17,7 @@ from txmq.core.transactions.model import get
 from txmq.core.transactions.xa import ForgetHeuristics, NoteHeuristic, ResolveOutcome
 from txmq.errors import OtherLog, UnknownTransaction
 from txmq.model.bundle import BundleState
-from txmq.model.decider import ByForeign, ByHome, Decider
+from txmq.model.decider import ByForeign, ByHome, DatabaseId, Decider, postgres_branches
 from txmq.model.message import Decision
 from txmq.tx.xid import Xid
 
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from uuid import UUID
 
+    from txmq.broker.checkback.resolvers import Resolvers
     from txmq.broker.checkback.transaction_listeners import TransactionListeners
     from txmq.broker.engine.engine import Engine
     from txmq.core.events.transactions import Decided
@@ -38,8 +39,10 @@ COMMITTED = frozenset({BundleState.COMMITTED, BundleState.PUBLISHED})
 class XaCalls:
     """Calls of transaction managers, recoverers and operators about branches."""
 
-    def __init__(self, engine: Engine, listeners: TransactionListeners) -> None:
-        self._engine = engine
+    def __init__(
+        self, engine: Engine, listeners: TransactionListeners, resolvers: Resolvers
+    ) -> None:
+        self._engine, self._resolvers = engine, resolvers
         # the last transactions that this broker committed as their home
         self._recent: deque[bytes] = deque(maxlen=MAX_RECENT)
         self._last = 0  # number of the newest of them since the start
@@ -119,6 +122,10 @@ class XaCalls:
         if event.outcome == Decision.COMMIT and decider.log_id == self._engine.store.log_id.bytes:
             self._recent.append(event.token)
             self._last += 1
+            row = get(self._engine.state, event.token)
+            # All branches are prepared: copies from before lack the report.
+            for one in postgres_branches(() if row is None else row.participants):
+                self._resolvers.note_bundle(DatabaseId(one.system_id, one.database_oid))
 
     def list_committed(self, call: CallContext, args: wire.XaCommitted) -> None:
         """List recent commits of this home in the order of decisions, for followers."""

@@ -47,7 +47,7 @@ class ResolverService:
         takes rows of outboxes; None = no outbox is read. `lease` is what the databases
         have to grant; None = none is needed. `memory` knows earlier reports.
         """
-        self._lease = lease
+        self._lease, self._memory = lease, memory
         self._databases = [
             DatabaseResolver(one, log_id, name, in_thread, now, publish, lease, memory)
             for one in settings
@@ -112,11 +112,19 @@ class ResolverService:
         for database in self._databases:
             database.fetch_outbox()
 
-    def note_bundle(self, decider: ByPostgres) -> None:
-        """Note that a bundle arrives which the database is to decide."""
-        for database in self._databases:
-            if database.identifies(decider):
-                database.note_bundle()
+    def note_bundle(self, database: DatabaseId | ByPostgres) -> None:
+        """Note that a bundle arrives which the database is to decide, or that the home
+        of one with a branch there has committed it.
+        """
+        for one in self._databases:
+            if one.identifies(database):
+                one.note_bundle()
+
+    def reports(self) -> Mapping[DatabaseId, int]:
+        """Return the reports that each database is known to hold: one with fewer is a
+        copy, or has lost commits.
+        """
+        return {} if self._memory is None else self._memory.stored()
 
     def resolve(
         self, token: bytes, row: Transaction, answered: Callable[[bytes, Decision, str, str], None]

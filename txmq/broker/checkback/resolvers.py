@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 from txmq.model.decider import ByPostgres
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from uuid import UUID
 
     from txmq.core.transactions.model import Transaction
@@ -78,4 +78,6 @@ class Resolvers(Protocol):
 
     def lease_of(self, database: DatabaseId) -> LeaseStatus: ...
 
-    def note_bundle(self, decider: ByPostgres) -> None: ...
+    def note_bundle(self, database: DatabaseId | ByPostgres) -> None: ...
+
+    def reports(self) -> Mapping[DatabaseId, int]: ...

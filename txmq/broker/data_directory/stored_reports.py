@@ -42,6 +42,10 @@ class StoredReports:
         """Return what is known of a database."""
         return self._known.get(database, NEVER)
 
+    def stored(self) -> Mapping[DatabaseId, int]:
+        """Return the number of the last stored report, by database."""
+        return {database: known.stored for database, known in self._known.items()}
+
     def put(self, database: DatabaseId, known: KnownReports) -> None:
         """Remember what is known of a database, durably."""
         with self._lock:

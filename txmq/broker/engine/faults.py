@@ -32,6 +32,11 @@ class Faults:
         self._logged: dict[str, float] = {}
         self.counts: Counter[str] = Counter()  # by place
         self.last, self.last_at = "", 0
+        self.rebuilt, self.rebuilt_at = "", 0  # the index at the start, and why
+
+    def note_rebuilt(self, reason: str) -> None:
+        """Note that the start has discarded the index, and makes it anew."""
+        self.rebuilt, self.rebuilt_at = reason, self._now()
 
     def record(self, place: str, error: BaseException) -> None:
         """Count a fault and log it, with the traceback once a minute."""

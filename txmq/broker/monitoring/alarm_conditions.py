@@ -81,6 +81,13 @@ def broker_fault(seen: Conditions) -> str:
     return f"internal errors since the start: {faults.counts.total()}, the last in {faults.last}"
 
 
+def index_rebuilt(seen: Conditions) -> str:
+    faults = seen.faults
+    if not faults.rebuilt_at or seen.older_than(faults.rebuilt_at, FAULT_S):
+        return ""
+    return f"the index was made anew {seen.age(faults.rebuilt_at)} ago: {faults.rebuilt}"
+
+
 def broker_silent(seen: Conditions) -> str:
     if seen.silent_s <= SILENT_S or seen.read_only:
         return ""

@@ -55,6 +55,12 @@ ALARM_RULES = (
         "the broker's log has the traceback: report it; requests and timers go on",
     ),
     AlarmRule(
+        "index.rebuilt",
+        "warning",
+        conditions.index_rebuilt,
+        "nothing is lost: the log has it all; where the index was damaged, look after the disk",
+    ),
+    AlarmRule(
         "broker.silent",
         "critical",
         conditions.broker_silent,

@@ -22,6 +22,7 @@ import lmdb
 import msgpack
 from xxhash import xxh3_64_intdigest
 
+from txmq.store.index.pages import require_sound
 from txmq.store.tables import META, NAMES
 
 if TYPE_CHECKING:
@@ -126,29 +127,23 @@ def _answer(path: Path, pipe: int) -> None:
 
 def walk(path: Path) -> str:
     """Return what `find_damage` does, in this process."""
-    if not (path / DATA).stat().st_size:
+    size = (path / DATA).stat().st_size
+    if not size:
         return ""  # it was never finished
     try:
+        require_sound(path / DATA)
         env = lmdb.open(
-            str(path), readonly=True, lock=False, create=False, max_dbs=len(NAMES), map_size=0
+            str(path), readonly=True, lock=False, create=False, max_dbs=len(NAMES), map_size=size
         )
-    except UNREADABLE as error:
+    except (*UNREADABLE, ValueError) as error:
         return f"unreadable: {error}"
     except lmdb.Error:
         return ""  # no damage: whoever opens it to use it meets the same error
-    if (path / DATA).stat().st_size < used_length(env):
-        return "the file was cut short"
     try:
         with env, env.begin() as txn:
             return _damage(env, txn)
     except (lmdb.Error, ValueError, TypeError, LookupError) as error:
         return f"unreadable: {error}"
-
-
-def used_length(env: Environment) -> int:
-    """Return the bytes of the file up to the last page that LMDB uses."""
-    length: int = (env.info()["last_pgno"] + 1) * env.stat()["psize"]
-    return length
 
 
 def _damage(env: Environment, txn: Transaction[bytes]) -> str:

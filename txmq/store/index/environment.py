@@ -29,7 +29,6 @@ from txmq.store.index.digest import (
     Digests,
     find_damage,
     read_digests,
-    used_length,
     write_digests,
 )
 from txmq.store.tables import META, NAMES
@@ -184,9 +183,15 @@ def _extend_file(env: Environment) -> None:
     reading past the end of a mapped file kills the process.
     """
     data = Path(env.path()) / DATA
-    needed = used_length(env)
+    needed = _used_length(env)
     if data.stat().st_size < needed:
         os.truncate(data, needed + AHEAD)
+
+
+def _used_length(env: Environment) -> int:
+    """Return the bytes of the file up to the last page that LMDB uses."""
+    length: int = (env.info()["last_pgno"] + 1) * env.stat()["psize"]
+    return length
 
 
 def _open_existing(
@@ -203,7 +208,7 @@ def _open_existing(
     usable = None
     try:
         reason = _defect(env, log_id, log_end)
-        if not reason and (path / DATA).stat().st_size < used_length(env):
+        if not reason and (path / DATA).stat().st_size < _used_length(env):
             reason = "the file was cut short"
         if not reason:
             usable = _opened(env, layout)

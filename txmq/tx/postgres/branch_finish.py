@@ -25,13 +25,15 @@ DEADLINE_S: Final = 10.0  # a commit waits for a synchronous standby, too
 FORBIDDEN: Final = "42501"
 BUSY: Final = "55000"  # another session is ending the branch just now
 _ENDS: Final = {Decision.COMMIT: commit_prepared, Decision.ROLLBACK: roll_back_prepared}
-# Asking for an id that the server has not given yet is an error: one lost in a crash,
-# or of a restored copy.
+NOT_GIVEN: Final = "not given"
+# Asking for an id that the server has not given yet is an error. Ids behind the last
+# one that has ended may be given or not.
 _STATUSES: Final = """
-SELECT x,
-    CASE WHEN x::xid8 < pg_snapshot_xmax(pg_current_snapshot()) THEN pg_xact_status(x::xid8) END
+SELECT x, CASE WHEN x::xid8 < pg_snapshot_xmax(pg_current_snapshot())
+    THEN coalesce(pg_xact_status(x::xid8), 'unknown') END
 FROM unnest(%s::text[]) x
 """
+_NEXT: Final = "SELECT pg_current_xact_id()::text::int8"
 
 
 def finish(connection: Connection, branch: PreparedTransaction, decision: Decision) -> Ending:
@@ -91,12 +93,19 @@ def grant_for(connection: Connection, branch: PreparedTransaction) -> str:
 
 
 def statuses(connection: Connection, xids: Iterable[int]) -> dict[int, str | None]:
-    """Return pg_xact_status of transactions: "committed", "aborted", "in progress" or
-    None.
+    """Return pg_xact_status of transactions: "committed", "aborted", "in progress",
+    NOT_GIVEN or None.
 
-    None = the server cannot tell. Raises DatabaseError.
+    None = the server cannot tell. NOT_GIVEN: it has not given that id yet, so that it
+    is a copy from before. Raises DatabaseError.
     """
     doing = "asking for the status of transactions"
     with translated(doing), bounded(connection, DEADLINE_S), connection.cursor() as cursor:
         cursor.execute(_STATUSES, ([str(xid) for xid in xids],))
-        return {int(xid): status for xid, status in cursor.fetchall()}
+        found = {int(xid): status for xid, status in cursor.fetchall()}
+        if None in found.values():
+            cursor.execute(_NEXT)
+            [(following,)] = cursor.fetchall()
+            behind = [xid for xid, status in found.items() if status is None]
+            found |= {xid: "in progress" if xid < following else NOT_GIVEN for xid in behind}
+    return {xid: None if status == "unknown" else status for xid, status in found.items()}

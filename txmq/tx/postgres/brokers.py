@@ -23,8 +23,8 @@ from __future__ import annotations
 from typing import Final, NamedTuple
 from uuid import UUID
 
-from txmq.errors import LeaseRefused
-from txmq.tx.postgres.errors import translated
+from txmq.errors import DatabaseError, LeaseRefused
+from txmq.tx.postgres.errors import NO_OBJECT, translated
 from txmq.tx.postgres.session import Connection, noted, plain_cursor
 
 _REPORT: Final = """
@@ -71,6 +71,12 @@ INSERT INTO public.txmq_broker (log_id, name, reported_at, forgotten_at, directo
 VALUES (%s::uuid, '', now(), now(), %s::uuid, %s)
 ON CONFLICT (log_id) DO UPDATE SET directory = EXCLUDED.directory, boot_epoch = NULL,
     lease_reason = EXCLUDED.lease_reason
+"""
+# `xmin` is the end of a transaction id, which is the newest one that ends so.
+_LAST_REPORT: Final = """
+SELECT reports, next - (next - xmin::text::int8 & 4294967295)
+FROM (SELECT pg_snapshot_xmax(pg_current_snapshot())::text::int8 AS next) now, public.txmq_broker
+WHERE log_id = %s::uuid
 """
 UNBOUNDED: Final = 2**63 - 1
 _MICROS: Final = "(extract(epoch FROM {}) * 1000000)::int8"
@@ -142,6 +148,15 @@ class KnownReports(NamedTuple):
 UNKNOWN: Final = KnownReports()
 
 
+class LastReport(NamedTuple):
+    """The last report of a broker that a database holds, and the id of the transaction
+    that stored it. Those with smaller ids are in each later state of the database.
+    """
+
+    number: int = 0
+    xid: int = 0
+
+
 class _Held(NamedTuple):
     boot_epoch: int | None
     directory: UUID | None
@@ -192,6 +207,21 @@ def holds(connection: Connection, lease: DatabaseLease, known: KnownReports) -> 
     )
 
 
+def last_report(connection: Connection, log_id: UUID) -> LastReport | None:
+    """Return the last report of a log's broker; None = the database has no tables of
+    txmq. Raises DatabaseError.
+    """
+    try:
+        with translated("reading a broker's reports"), plain_cursor(connection) as cursor:
+            cursor.execute(_LAST_REPORT, (str(log_id),))
+            row = cursor.fetchone()
+    except DatabaseError as error:
+        if error.sqlstate in NO_OBJECT:
+            return None
+        raise
+    return LastReport() if row is None else LastReport(*row)
+
+
 def _read_lease(connection: Connection, log_id: UUID) -> _Held | None:
     with translated("reading a broker's lease"), plain_cursor(connection) as cursor:
         cursor.execute(_LEASE, (str(log_id),))
@@ -212,7 +242,8 @@ def _refusal(lease: DatabaseLease, held: _Held | None, known: KnownReports) -> L
             f"the database holds {held.reports if held else 0} reports of this broker, which has "
             f"written {known.stored}",
             hint="it is a copy: point the resolver at the original; where a failover or a restore "
-            f"has lost commits: {take_over}; txmq tx lost DSN names those whose messages are out",
+            f"has lost commits: {take_over}; txmq tx lost DSN names those whose messages are out, "
+            "and txmq xa verify, before that, branches of XA",
         )
     take_over = f"stop one of the two; where this one is to go on: {take_over}"
     if held.directory != lease.directory:

@@ -9,7 +9,7 @@ Any failure on the way leaves the answer UNKNOWN: absence proves nothing.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
@@ -78,6 +78,8 @@ class ReportMemory(Protocol):
     def get(self, database: DatabaseId) -> KnownReports: ...
 
     def put(self, database: DatabaseId, known: KnownReports) -> None: ...
+
+    def stored(self) -> Mapping[DatabaseId, int]: ...
 
 
 class _Report(NamedTuple):
