@@ -105,7 +105,7 @@ class TopicCalls:
 
     def delete(self, call: CallContext, args: topics.TopicDelete) -> None:
         command = _audited("topic.delete", args, rules.DeleteTopic(args.name))
-        self._engine.submit(command, then(call.answer, lambda view: {"name": view.name}))
+        self._engine.submit(command, then(call.answer, lambda reply: reply._asdict()))
 
     def describe(self, call: CallContext, args: topics.TopicNames) -> None:
         """Describe topics, and create missing ones if the call asks for it and the
