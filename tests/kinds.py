@@ -88,6 +88,7 @@ DEEP: Final = {
         "tests/relay/test_relay.py",
     ),
     "every place, and many seeds": (
+        "tests/broker/requests/test_changes_between_steps.py::test_reads_end_whatever_changes",
         "tests/broker/data_directory/test_index_crash.py",
         "tests/core/consumers/test_simulation.py",
         "tests/recover/local/test_crash.py",

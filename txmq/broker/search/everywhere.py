@@ -122,7 +122,7 @@ class SearchEverywhere:
         for topic_id in sorted(one for one in self._topic_ids() if one >= start[0]):
             topic = self._state.topics_by_id[topic_id]
             partition, offset = start[1:] if topic_id == start[0] else (0, 0)
-            while partition < len(topic.end_offsets):
+            while partition < len(topic.end_offsets) and not topic.deleted:
                 # a reply makes a step at least, so that the search comes to its end
                 if self._steps <= 0 or self._full or (self._steps < STEPS and self._late):
                     return topic_id, partition, offset

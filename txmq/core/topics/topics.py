@@ -134,12 +134,7 @@ def find_topic(state: State, name: str, partition: int = 0, epoch: int = 0) -> T
     """
     topic = state.topics.get(name)
     if topic is None:
-        return Rejected(
-            UnknownTopic,
-            f"there is no topic {name!r}",
-            "create it: txmq topic create",
-            {"topic": name},
-        )
+        return unknown_topic(name)
     if epoch and epoch != topic.epoch:
         return Rejected(
             StaleTopic,
@@ -156,6 +151,12 @@ def find_topic(state: State, name: str, partition: int = 0, epoch: int = 0) -> T
             {"topic": name, "partitions": partitions},
         )
     return topic
+
+
+def unknown_topic(name: str) -> Rejected:
+    """Refuse what is asked about a topic that is not there, or not any more."""
+    message = f"there is no topic {name!r}"
+    return Rejected(UnknownTopic, message, "create it: txmq topic create", {"topic": name})
 
 
 def find_changeable(state: State, name: str) -> Topic | Rejected:
