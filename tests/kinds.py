@@ -95,6 +95,7 @@ DEEP: Final = {
         "tests/relay/test_restored_database.py",
     ),
     "every place, and many seeds": (
+        "tests/broker/requests/test_changes_between_steps.py::test_reads_end_whatever_changes",
         "tests/broker/data_directory/test_index_crash.py",
         "tests/client/aio/test_inbox_misuse.py",
         "tests/client/blocking/test_inbox_misuse.py",

@@ -570,7 +570,13 @@ BUGS = (
             remade_topic,
             _patching(membership, "_present_topics", lambda _state, member: member.topics),
         ),
-        first=2,
+        first=4,
+    ),
+    Bug(
+        "groups keep what they have of a deleted topic",
+        around=_in_every_seed(
+            remade_topic, _patching(GroupRegistry, "begin_to_tidy", lambda *_args: None)
+        ),
     ),
     Bug(
         "grown partitions are read before the others",

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
 from tests.simulation.actors import Actor
 from tests.simulation.client_consumers import ClientConsumer
 from tests.simulation.network import RequestLost
 from txmq.client.protocol.consumer.fetched import DeliveredMessage
-from txmq.errors import TopicExists, UnknownTopic
+from txmq.errors import NotLeased, TopicExists, UnknownTopic
+from txmq.store.tables import FAILED_KEY
 from txmq.wire import data_requests as h
 from txmq.wire.calls.encoding import encode_call
 from txmq.wire.data_requests import Opcode
+
+if TYPE_CHECKING:
+    from txmq.core.state.state import State
 
 SHARE = 0.2  # of the seeds have one
 TOPIC, GROUP = "w", "w"
@@ -53,11 +60,35 @@ class TopicRemaker(Actor):
 
 
 class RemadeTopicConsumer(ClientConsumer):
-    """A member that reads whatever topic has the name."""
+    """A member that reads whatever topic has the name. All messages of a topic that
+    will be deleted fail, or wait behind one.
+    """
 
     group, topic = GROUP, TOPIC
 
     async def _handle(self, message: DeliveredMessage) -> None:
         await self.connection.pause(0.01)
+        if int(message.body.decode().split("|")[2].split("-")[0]) < TIMES - 1:
+            with suppress(NotLeased):
+                self._operations.nack(message, None, "failed")
+            return
         self.world.history.handled[f"{GROUP}:{message.body.decode()}"] += 1
         self._operations.ack(message, self._now())
+
+
+def ghosts(state: State) -> int:
+    """Return how much groups have of deleted topics: failed messages, fences, and
+    messages to be delivered.
+    """
+    deleted = {topic.topic_id for topic in state.topics_by_id.values() if topic.deleted}
+    groups = state.groups.by_id.values()
+    return (
+        sum(FAILED_KEY.unpack(key)[1] in deleted for key, _row in state.failed_messages.range(b""))
+        + sum(topic_id in deleted for group in groups for topic_id in group.fences)
+        + sum(
+            state.topics_by_id[tp[0]].end_offsets[tp[1]] - position.floor
+            for group in groups
+            for tp, position in group.positions.items()
+            if tp[0] in deleted
+        )
+    )

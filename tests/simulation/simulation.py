@@ -282,13 +282,15 @@ class Simulation:
         left["remade unseen"] = sum(
             not handled[f"{remade_topic.GROUP}:{body}"] for body in world.remade
         )
+        left["ghosts"] = remade_topic.ghosts(state)
         for group in state.groups.by_name.values():
-            if group.name == remade_topic.GROUP:  # it has positions of deleted topics
-                continue
             left[f"{group.name} behind"] = sum(
                 state.topics_by_id[topic_id].end_offsets[partition] - position.floor
                 for (topic_id, partition), position in group.positions.items()
-            ) + 10 * (len(state.topics[actors.TOPIC].end_offsets) - len(group.positions))
+            )
+            if group.name != remade_topic.GROUP:  # it has positions of deleted topics
+                missing = len(state.topics[actors.TOPIC].end_offsets) - len(group.positions)
+                left[f"{group.name} behind"] += 10 * missing
             left[f"{group.name} moved"] = (
                 sum(group.retrying.values()) + group.letters + sum(map(len, group.fences.values()))
             )

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from tests.broker.support import BrokerInMemory
+from txmq.batch import encode, verify
 from txmq.broker.calls import pages
 from txmq.broker.engine import turn_work
 from txmq.core.consumers import membership
@@ -14,8 +15,10 @@ from txmq.core.consumers.commands import JoinGroup, RequestedSettings
 from txmq.core.events.outcome import Rejected
 from txmq.core.steps import Steps
 from txmq.core.topics import topics as topic_rules
+from txmq.core.topics.sends import StoreBatch
 from txmq.core.topics.topics import CreateTopic, DeleteTopic, GrowTopic
-from txmq.errors import BadRequest, Throttled
+from txmq.errors import BadRequest, Throttled, UnknownTopic
+from txmq.model.message import Message
 from txmq.wire.calls.encoding import encode_call
 from txmq.wire.data_requests import Opcode
 from txmq.wire.frames import encode_frame
@@ -77,6 +80,35 @@ def test_a_long_read_lets_others_in_between_its_steps(
     [reply] = slow.replies()
     assert reply.status == 0
     assert reply.payload.count(b'"name"') == 24
+
+
+@pytest.mark.parametrize("remade", [False, True])
+@pytest.mark.parametrize(
+    ("call", "args"),
+    [("message.find", {"topic": "wide", "limit": 1_000}), ("topic.show", {"name": "wide"})],
+)
+def test_a_long_read_of_one_topic_is_refused_once_that_is_deleted(
+    broker: BrokerInMemory,
+    monkeypatch: pytest.MonkeyPatch,
+    call: str,
+    args: dict[str, object],
+    remade: bool,  # noqa: FBT001  # of the test
+) -> None:
+    broker.do(CreateTopic("wide", 200))
+    for partition in range(50):
+        data = encode(
+            [Message(b"x")], producer_id=b"p" * 16, epoch=0, sequence=partition, born_at=1
+        )
+        broker.do(StoreBatch("wide", 0, partition, data, verify(data)))
+    monkeypatch.setattr(turn_work, "TURN_S", 0.0)
+    monkeypatch.setattr(turn_work, "STEP_S", 0.0)
+    slow = broker.connect()
+    slow.session.dataReceived(encode_frame(Opcode.CALL, 3, encode_call(call, args)))  # type: ignore[attr-defined]
+    broker.engine.submit(DeleteTopic("wide"), lambda _reply: None)
+    if remade:
+        broker.engine.submit(CreateTopic("wide", 1), lambda _reply: None)
+    broker.pass_time(0)
+    assert isinstance(slow.refusal(), UnknownTopic)
 
 
 def test_a_connection_with_many_long_reads_delays_another_by_a_step(

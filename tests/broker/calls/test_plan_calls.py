@@ -23,7 +23,7 @@ from txmq.core.events.plans import PlanFrozen, PlanLettersAdded
 from txmq.core.replay import abandoning, cleanup
 from txmq.core.replay.abandoning import AbandonNextLetters
 from txmq.core.replay.building import AddPlanLetters, apply_frozen
-from txmq.core.replay.cleanup import EndLostLetters, SweepPlan
+from txmq.core.replay.cleanup import SweepPlan
 from txmq.core.state.failed_rows import FailedKind
 from txmq.errors import BadRequest, Conflict, RemoteProtocolError, Throttled, UnknownPlan
 from txmq.wire.data_requests import Ack, AckedRange, Fetch, Opcode, pack_ack, pack_fetch
@@ -375,28 +375,6 @@ def test_a_second_approver_has_a_name(desk: Desk) -> None:
     assert desk.show()["approved_by"] == ""
     desk.ask("plan.approve", name="p", operator="kim", reason="all is well")
     assert desk.show()["approved_by"] == "kim: all is well"
-
-
-def test_letters_of_deleted_topics_are_looked_for_once(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    desk.plan()
-    desk.ask("topic.create", name="u", partitions=1)
-    desk.client.call("consumer.join", group="g", member="a", instance="a", topics=["t", "u"])
-    engine, looked = desk.broker.engine, []
-    submit = engine.submit
-
-    def note(command: object, *args: Any, **options: Any) -> None:
-        if isinstance(command, EndLostLetters):
-            looked.append(command)
-        submit(command, *args, **options)
-
-    monkeypatch.setattr(engine, "submit", note)
-    for topic in ("u", "t"):
-        desk.ask("topic.delete", name=topic)
-        desk.broker.pass_time(20)
-    assert len(looked) == 2
-    assert desk.show()["ended"] == 40
 
 
 def test_letters_of_a_cancelled_plan_have_an_outcome_when_their_topic_is_deleted(

@@ -27,6 +27,7 @@ from txmq.batch import BatchView, encode, verify
 from txmq.core.audit import AUDIT_TOPIC_ID, Audited, AuditEntry
 from txmq.core.consumers.candidates import FetchLimits
 from txmq.core.consumers.commands import (
+    AdvanceGroupWork,
     CandidateRead,
     Deliver,
     JoinGroup,
@@ -50,7 +51,7 @@ from txmq.core.topics.sends import StoreBatch
 from txmq.core.topics.topics import AlterTopic, CreateTopic, DeleteTopic
 from txmq.core.transactions.decisions import DecideTransaction
 from txmq.core.transactions.half_storage import BundleBatch, StorePart
-from txmq.errors import OffsetOutOfRange
+from txmq.errors import Conflict, OffsetOutOfRange
 from txmq.model.decider import ByChecker
 from txmq.model.message import Decision, Message
 from txmq.model.own_topics import AUDIT
@@ -251,15 +252,27 @@ def test_what_is_edited_while_retention_copies_stays_apart() -> None:
     assert letters(world.log.read, world.state) == {1: body(1), 2: body(50)}
 
 
-def test_a_deleted_topic_takes_its_letters_along_whatever_the_group_keeps() -> None:
-    world = made(letters_hours=2.0)
+def test_letters_go_with_their_topic_once_an_export_has_what_is_kept() -> None:
+    world = made()
     fill(world, 3)
     bury(world, 1)
     world.ask("group.alter", group="g", keep_until_exported=True, operator="ada")
-    world.do(DeleteTopic("t"))
-    world.turn(9 * HOUR)
+    asked = {"name": "t", "operator": "ada", "reason": "moved"}
+    refused = world.ask("topic.delete", **asked)
+    assert isinstance(refused, Rejected)
+    assert refused.error is Conflict
+    world.ask("dlq.exported", group="g", letters=[["t", 0, 1, 1, 0]], operator="ada")
+    assert world.ask("topic.delete", **asked) == {"name": "t", "groups": ("g",)}
+    [entry] = world.ask("audit.list", about="topic:t")["entries"]
+    assert entry["result"] == {"groups": 1}
     world.retain()
+    assert world.ask("dlq.list", group="g")["letters"] == [], "nor anything that it was read with"
+    assert world.ask("dlq.list", group="g", select={})["letters"] == []
+    while world.do(AdvanceGroupWork()).more:
+        pass
     assert failed_rows(world.state) == []
+    world.retain()
+    assert not pins_of_messages(world), "nothing was copied"
 
 
 def test_a_group_keeps_its_letters_until_they_are_exported() -> None:

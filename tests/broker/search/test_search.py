@@ -13,8 +13,11 @@ from tests.broker.support import BrokerInMemory, Client
 from txmq import errors
 from txmq.batch import encode
 from txmq.broker.search import search
+from txmq.client.protocol.calls import calls_by
+from txmq.client.protocol.lives import trace_steps
 from txmq.core.topics import topics
 from txmq.errors import CorruptRecord
+from txmq.faces import run
 from txmq.model.message import Message
 from txmq.model.topic_partition import TopicPartition
 from txmq.model.units import SECOND
@@ -122,6 +125,27 @@ def test_by_id_alone_delayed_recalled_and_undecided_messages_are_found(
     assert shown("0a" * 16 + "-0") is None
     client.call("tx.decide", token=token, outcome="COMMIT", operator="o", reason="r", force=True)
     assert (shown(f"{token}-0")["state"], shown(f"{token}-0")["offset"]) == ("published", 0)
+
+
+def test_a_message_of_a_deleted_topic_is_not_taken_for_one_of_a_new_topic(
+    broker: BrokerInMemory, client: Client
+) -> None:
+    token = broker.half(1, Message(b"old", "h"))
+    client.call("tx.decide", token=token, outcome="COMMIT", operator="o", reason="r", force=True)
+    client.call("topic.delete", name="t")
+    client.call("topic.create", name="t", partitions=1)
+    send(client, Message(b"new", "h"))
+
+    def ask(name: str, **args: Any) -> Any:
+        return broker.ask(name, **args)
+
+    traced = run(trace_steps(calls_by(ask), None, f"{token}-0", 10))
+    [message] = traced.messages
+    assert (message["state"], message["offset"]) == ("deleted with its topic", None)
+    assert message["transaction"]["token"] == token
+    assert [event.what for event in traced.events][-1] == "deleted with its topic"
+    by_key = run(trace_steps(calls_by(ask), "h", None, 10))
+    assert [message["message_id"] for message in by_key.messages] == [f"{'01' * 16}-0"]
 
 
 def test_large_messages_come_in_pages_that_fit_in_a_reply(

@@ -226,6 +226,22 @@ async def test_a_running_reader_refuses_a_topic_that_is_made_again(
             await bodies(reader, 1)
 
 
+async def test_a_reader_of_a_deleted_topic_asks_again_whether_it_is_there(
+    face: Face, real: RealBroker, tmp_path: Path
+) -> None:
+    client, topic = await client_and_topic(face, real)
+    async with await opened(client, topic, tmp_path) as reader:
+        assert len(await bodies(reader, 8)) == 8
+        await client.call("topic.delete", name=topic)
+        for _ in range(2):
+            with pytest.raises(UnknownTopic):
+                await bodies(reader, 1)
+        await client.call("topic.create", name=topic, partitions=2)
+        for _ in range(2):
+            with pytest.raises(TopicReplaced, match="made again"):
+                await bodies(reader, 1)
+
+
 async def test_a_waiting_reader_is_told_that_its_topic_is_deleted(
     face: Face, real: RealBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

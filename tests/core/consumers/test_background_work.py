@@ -9,23 +9,34 @@ import pytest
 
 from tests.core.consumers.invariants import check, moved_rows
 from tests.core.consumers.world import QUICK, ConsumersWorld, rows
+from tests.core.driver import token
 from txmq.core import machine
 from txmq.core.consumers import group_views, stall_reasons
 from txmq.core.consumers.commands import (
+    AbandonLetters,
     AdvanceGroupWork,
+    AlterGroup,
     CloneGroup,
     DeleteGroup,
     ExpireLeases,
     LeaveGroup,
     PauseGroup,
+    Rebalance,
     ReplayLetters,
+    RequestedSettings,
     ResetPosition,
 )
+from txmq.core.consumers.letter_exports import NoteExported
 from txmq.core.consumers.stall_reasons import StallContext
 from txmq.core.events.topics import FirstsMoved
 from txmq.core.state.failed_rows import DELIVERABLE
 from txmq.core.steps import run_to_end
+from txmq.core.topics import topics
+from txmq.core.topics.topics import CreateTopic, DeleteTopic, GrowTopic
+from txmq.core.transactions.decisions import DecideTransaction
 from txmq.errors import BadRequest, Conflict, UnknownGroup
+from txmq.model.decider import ByChecker
+from txmq.model.message import Decision
 from txmq.model.topic_partition import TopicPartition
 
 
@@ -96,6 +107,74 @@ def test_a_group_with_many_failed_messages_is_deleted_in_steps(failed: Consumers
         for name in ("failed", "retries", "retries_by_time", "parked", "letters", "fences")
     )
     assert world.ack("b", (0, 12), group="g").messages == 12
+
+
+def test_a_deleted_topic_ends_in_steps_with_all_that_its_groups_have_of_it(
+    failed: ConsumersWorld,
+) -> None:
+    """Letters, retries, fences, what is parked, leased or acked by an undecided
+    transaction. A topic that gets its name has nothing of it.
+    """
+    world = failed
+    world.do(ReplayLetters("g", (("t", 0, 9),)))
+    world.publish("t", 9, 9, 20, 21, 22)
+    world.fetch("a")
+    actions = (("ack", "g", "a", world.generation(), "t", 0, 15, 16),)
+    world.store(token(world, 1), [("u", 0, None, "effect")], ByChecker("s"), actions=actions)
+    before = world.group().positions[TopicPartition(1, 0)]
+    assert (before.reserved.total, before.leased.total > 0) == (1, True)
+    assert world.group().leased_rows
+    assert rows(world.state)["parked"]
+    world.do(GrowTopic("t", 3))  # the group has no position there
+    assert world.do(DeleteTopic("t")).groups == ("g",)
+    assert world.do(CloneGroup("g", "h")).error is Conflict
+    world.do(CreateTopic("t", 1))
+    world.publish("t", 9)
+    world.do(Rebalance("g"))
+    assert [one.offset for one in world.fetch("a")] == [0]
+    assert run_steps(world) > 5, "two fences or rows in each record"
+    left = rows(world.state)
+    gone = ("failed", "retries", "retries_by_time", "parked", "letters", "letter_index",
+            "letter_cells", "fences", "attempts")  # fmt: skip
+    assert not any(left[name] for name in gone)
+    assert (world.group().letters, world.state.groups.resetting) == (0, set())
+    check(world.state, world.group(), world.keys, {(1, 0, offset) for offset in range(17)})
+    world.do(DecideTransaction(token(world, 1), Decision.ROLLBACK, "test"))
+    world.ack("a", (0, 1))
+    check(
+        world.state,
+        world.group(),
+        world.keys,
+        {(1, 0, offset) for offset in range(17)} | {(3, 0, 0)},
+    )
+
+
+def test_a_topic_whose_letters_are_kept_until_an_export_has_them_is_not_deleted(
+    failed: ConsumersWorld,
+) -> None:
+    world = failed
+    world.do(AlterGroup("g", RequestedSettings(keep_until_exported=True)))
+    world.do(AbandonLetters("g", (("t", 0, 2),), "of no use"))
+    exported = tuple(("t", 0, offset, offset - 1, 0) for offset in range(3, 10))
+    assert world.do(NoteExported("g", exported, "ada")).refused == ()
+    refused = world.do(DeleteTopic("t"))
+    assert (refused.error, refused.detail) == (Conflict, {"group": "g"})
+    assert world.do(DeleteTopic("u")).groups == ()
+    world.do(NoteExported("g", (("t", 0, 2, 1, 0),), "ada"))
+    assert world.do(DeleteTopic("t")).groups == ("g",)
+
+
+def test_a_topic_with_more_exported_letters_than_are_looked_at_is_not_deleted(
+    failed: ConsumersWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = failed
+    monkeypatch.setattr(topics, "MAX_LETTERS", 7)
+    exported = tuple(("t", 0, offset, offset - 1, 0) for offset in range(2, 10))
+    assert world.do(NoteExported("g", exported, "ada")).refused == ()
+    world.do(AlterGroup("g", RequestedSettings(keep_until_exported=True)))
+    assert world.do(DeleteTopic("t")).error is Conflict
+    world.do(AlterGroup("g", RequestedSettings(keep_until_exported=False)))
+    assert world.do(DeleteTopic("t")).groups == ("g",)
 
 
 def test_a_clone_continues_where_its_source_is(world: ConsumersWorld) -> None:

@@ -9,6 +9,7 @@ from txmq.core import machine
 from txmq.core.consumers.candidates import Candidate, FetchLimits
 from txmq.core.consumers.commands import (
     AckMessages,
+    AdvanceGroupWork,
     CandidateRead,
     Deliver,
     ExpireLeases,
@@ -21,7 +22,7 @@ from txmq.core.consumers.fetch_choice import ChosenCandidates, choose_candidates
 from txmq.core.events.base import Booted
 from txmq.core.events.outcome import Rejected
 from txmq.core.events.topics import BatchStored
-from txmq.core.topics.topics import CreateTopic
+from txmq.core.topics.topics import CreateTopic, DeleteTopic
 from txmq.model.retry import FailureReport, RetryPolicy
 from txmq.model.units import SECOND
 from txmq.store.tables import NAMES
@@ -73,6 +74,12 @@ class ConsumersWorld(Driver):
             sequence,
         )
         self.record(event)
+
+    def delete_topic(self, name: str) -> None:
+        """Delete a topic, with what groups have of it."""
+        self.do(DeleteTopic(name))
+        while self.do(AdvanceGroupWork()).more:
+            pass
 
     def boot(self) -> None:
         self.record(Booted(self.state.boot_epoch + 1, "broker"))

@@ -201,8 +201,7 @@ def test_a_reset_ends_letters_that_are_on_their_way(world: PlansWorld) -> None:
 def test_letters_on_their_way_end_with_their_topic(world: PlansWorld) -> None:
     world.create("p", *world.letters(0, 5), *world.letters(1, topic="b"))
     world.run_plan("p")
-    world.do(DeleteTopic("a"))
-    assert world.do(EndLostLetters(world.plan_of("p").plan_id)).following is None
+    world.delete_topic("a")
     assert world.outcomes("p") == {"delivered": 1, "ended": 2}
     process(world)
     world.run_plan("p")
@@ -219,9 +218,9 @@ def test_a_letter_at_a_consumer_whose_topic_is_deleted_was_not_processed(
     entry = StoredEntry("a", 1, 0, 0, "stored", 1, 0, FailureReport("E", "text", "print"))
     report = ReportStored("g", "m", world.generation(), b"s" * 16, "host", (entry,))
     assert world.do(report).verdicts == ("kept",)
-    world.do(DeleteTopic("a"))
-    assert world.do(report).verdicts == ("unknown",), "the store puts it away"
+    world.delete_topic("a")
     assert world.outcomes("p") == {"ended": 1}
+    assert world.do(report).verdicts == ("unknown",), "the store puts it away"
     world.check_plans()
 
 
@@ -592,8 +591,7 @@ def test_letters_of_a_cancelled_plan_end_with_their_topic(world: PlansWorld) -> 
     world.create("p", *world.letters(0, 5))
     world.run_plan("p")
     world.do(orders.CancelPlan("p"))
-    world.do(DeleteTopic("a"))
-    world.do(EndLostLetters(world.plan_of("p").plan_id))
+    world.delete_topic("a")
     assert world.outcomes("p") == {"ended": 2}
 
 

@@ -399,8 +399,7 @@ class DeadLetterCalls:
 
     def next_places(self, args: wire.DlqReplay, most: int) -> Steps[dict[str, Any] | Rejected]:
         """Return the places of the next letters of a selection, and of the damaged
-        ones. Those of deleted topics are left out: their places name other messages
-        once a new topic has the name.
+        ones.
         """
         selected = self.selected(args, args.cursor)
         if isinstance(selected, Rejected):
@@ -410,10 +409,7 @@ class DeadLetterCalls:
         while not (selected.scan.ended or selected.exhausted or len(places) == most):
             for found, damaged in selected.places():
                 topic_id, partition, offset = found.ref
-                topic = self.state.topics_by_id[topic_id]
-                place = (topic.name, partition, offset)
-                if topic.deleted:
-                    continue
+                place = (self.state.topics_by_id[topic_id].name, partition, offset)
                 if damaged:
                     damage.append((*place, damaged))
                 else:

@@ -76,6 +76,8 @@ class MessageCalls:
         place: tuple[int, int] | None = (partitions.start, offset)
         batches, size = search.PAGE_BATCHES, search.PAGE_READ_BYTES
         while place is not None and batches > 0 and size > 0 and len(found) < wanted.limit:
+            if topic.deleted:
+                return topics.unknown_topic(topic.name)
             left = wanted._replace(limit=wanted.limit - len(found))
             try:
                 page = self._catalogues.search(

@@ -105,7 +105,7 @@ class TopicCalls:
 
     def delete(self, call: CallContext, args: topics.TopicDelete) -> None:
         command = _audited("topic.delete", args, rules.DeleteTopic(args.name))
-        self._engine.submit(command, then(call.answer, lambda view: {"name": view.name}))
+        self._engine.submit(command, then(call.answer, lambda reply: reply._asdict()))
 
     def describe(self, call: CallContext, args: topics.TopicNames) -> None:
         """Describe topics, and create missing ones if the call asks for it and the
@@ -147,8 +147,9 @@ class TopicCalls:
         found: list[dict[str, Any]] = []
         for name in page.names:
             topic = every.get(name)
-            if topic is not None:  # it may have been deleted meanwhile
-                messages = sum((yield from self._ends(topic))) - sum(topic.start_offsets)
+            ends = [] if topic is None else (yield from self._ends(topic))
+            if topic is not None and not topic.deleted:  # it may be by now
+                messages = sum(ends) - sum(topic.start_offsets)
                 sizes = {"messages": messages, "bytes": sum(topic.partition_bytes)}
                 found.append(_topic_view(rules.topic_view(topic)) | sizes)
             yield
@@ -167,6 +168,8 @@ class TopicCalls:
                 groups.append(group.name)
             yield
         ends = yield from self._ends(topic)
+        if topic.deleted:
+            return rules.unknown_topic(name)
         fields = {
             "firsts": topic.start_offsets[: len(ends)],
             "ends": ends,
@@ -180,7 +183,7 @@ class TopicCalls:
     def _ends(self, topic: Topic) -> Steps[list[int]]:
         ends: list[int] = []
         for partition in count():
-            if partition >= len(topic.end_offsets):  # a deleted topic loses them meanwhile
+            if topic.deleted or partition >= len(topic.end_offsets):  # meanwhile
                 break
             durable = self._engine.store.durable
             ends.append(visible_end(self._engine.state, topic.topic_id, partition, durable))

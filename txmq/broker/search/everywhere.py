@@ -122,7 +122,7 @@ class SearchEverywhere:
         for topic_id in sorted(one for one in self._topic_ids() if one >= start[0]):
             topic = self._state.topics_by_id[topic_id]
             partition, offset = start[1:] if topic_id == start[0] else (0, 0)
-            while partition < len(topic.end_offsets):
+            while partition < len(topic.end_offsets) and not topic.deleted:
                 # a reply makes a step at least, so that the search comes to its end
                 if self._steps <= 0 or self._full or (self._steps < STEPS and self._late):
                     return topic_id, partition, offset
@@ -245,16 +245,16 @@ class SearchEverywhere:
                     ref: Place = PLACE.unpack(key[PREFIX.size :])[2:]
                     topic = self._state.topics_by_id[ref[0]]
                     row = failed_messages.get(self._state, group, ref)
-                    if row is None or ref in seen or self._is_retained(topic, ref):
+                    if row is None or ref in seen or topic.deleted or _is_retained(topic, ref):
                         continue
                     seen.add(ref)
                     yield ref, row
-
-    def _is_retained(self, topic: Topic, ref: Place) -> bool:
-        starts = topic.start_offsets
-        return not topic.deleted and ref[1] < len(starts) and ref[2] >= starts[ref[1]]
 
     def _add_row(self, failed: FailedMessage, fields: dict[str, Any]) -> None:
         view = self._view(failed.position, failed.length)
         if view is not None and view.keys[failed.row] == self._wanted.key:
             self._add(fields | describe_message(view, failed.row, bodies=self._wanted.bodies))
+
+
+def _is_retained(topic: Topic, ref: Place) -> bool:
+    return ref[2] >= topic.start_offsets[ref[1]]

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 PAGE_BATCHES = 4_096  # scanned for one page
 PAGE_READ_BYTES = 4 << 20
 TRANSACTION_BATCHES = 4_096
+DELETED = "deleted with its topic"
 
 
 class SearchQuery(NamedTuple):
@@ -207,7 +208,12 @@ def _of_batch(
 
 
 def _place(state: State, topic_id: int, partition: int, offset: int | None) -> dict[str, Any]:
-    return {"topic": state.topics_by_id[topic_id].name, "partition": partition, "offset": offset}
+    """Return the place of a message. Another topic may have the name of a deleted one,
+    so what was in that has no offset, and another state.
+    """
+    topic = state.topics_by_id[topic_id]
+    place = {"topic": topic.name, "partition": partition, "offset": offset}
+    return place | {"state": DELETED, "offset": None} if topic.deleted else place
 
 
 def fit_page(page: SearchPage) -> SearchPage:

@@ -139,7 +139,7 @@ class Reader(Receiving, EventReader[AioConnection]):
         return self._loop.call_later(seconds, function)
 
     async def _keep_saving(self) -> None:
-        while not self._over:
+        while not self.closed:
             await asyncio.sleep(SAVE_S)
             await self._keep_up()
 

@@ -1,5 +1,5 @@
-"""Background work on groups: deletion, large resets, large clones and the adoption of
-consumers' stores, in bounded steps.
+"""Background work on groups: deletion, of a group or of a topic that it reads, large
+resets, large clones and the adoption of consumers' stores, in bounded steps.
 
 There may be a million failed messages, and each record has to be applied quickly.
 """
@@ -20,6 +20,7 @@ from txmq.core.events.consumers import (
     GroupTidied,
     PositionReset,
     StoreMessagesAdopted,
+    TopicTidied,
 )
 from txmq.core.events.outcome import Appliers, Deciders, Outcome, Rejected
 from txmq.core.state import failed_changes, failed_messages, local_stores
@@ -89,8 +90,12 @@ def decide_advance(state: State, command: AdvanceGroupWork, now: int) -> Outcome
 
 
 def _next_of_reset(state: State, group: ConsumerGroup) -> Event:
-    """Return the next step of a reset: restore rows, or finish one topic."""
+    """Return the next step of a reset: restore rows, or finish one topic. Of a deleted
+    topic, end what the group has.
+    """
     topic_id = next(iter(group.pending_resets))[0]
+    if state.topics_by_id[topic_id].deleted:
+        return TopicTidied(group.group_id, topic_id, STEP_ROWS)
     offsets = {tp[1]: offset for tp, offset in group.pending_resets.items() if tp[0] == topic_id}
     for partition, offset in offsets.items():
         if failed_messages.rows_between(
@@ -143,15 +148,55 @@ def _delete_step(state: State, group: ConsumerGroup, most: int) -> None:
     left = most - len(rows)
     for store_id in list(group.stores):
         left -= local_stores.drop_orders(state, group, store_id, left)
-    for topic_id, key_hash, _fence in list(islice(group.all_fences(), left)):
-        group.set_fence(topic_id, key_hash, None)
-        state.groups.dirty_fences.add((group.group_id, topic_id, key_hash))
+    fences = ((topic_id, key_hash) for topic_id, key_hash, _fence in group.all_fences())
+    _lift(state, group, list(islice(fences, left)))
     if left > 0 and not group.fences:
         for tp in group.positions:
             state.tables[t.MISSED].delete(t.POSITION_KEY.pack(group.group_id, *tp))
         letter_notes.forget_notes(state, group)
         state.tables[t.POLICIES].delete(t.GROUP_KEY.pack(group.group_id))
         state.groups.remove(group)
+
+
+def _lift(state: State, group: ConsumerGroup, fences: list[tuple[int, int]]) -> None:
+    """Apply: remove fences, whatever waits behind them."""
+    for topic_id, key_hash in fences:
+        group.set_fence(topic_id, key_hash, None)
+        state.groups.dirty_fences.add((group.group_id, topic_id, key_hash))
+
+
+def apply_topic_step(state: State, event: TopicTidied, context: RecordContext) -> None:
+    """Apply: first lift fences, so that none is without its head, then end messages."""
+    del context
+    group, topic_id = state.groups.by_id[event.group_id], event.topic_id
+    fences = [(topic_id, key) for key in islice(group.fences.get(topic_id, ()), event.most)]
+    _lift(state, group, fences)
+    left = event.most - len(fences)
+    rows = failed_messages.messages_of_topic(state, group, topic_id, left)
+    for ref in rows:
+        row = failed_changes.remove(state, group, ref, "its topic was deleted")
+        leases.release_row(state, group, ref)
+        if row is not None and row.store:
+            local_stores.drop_order(state, group, row.store, ref)
+            local_stores.forget_if_idle(state, group, row.store)
+    if len(rows) < left:
+        group.paused_topics.discard(topic_id)
+        ends = state.topics_by_id[topic_id].end_offsets
+        for tp in [tp for tp in group.positions if tp[0] == topic_id]:
+            group.stops.pop(tp, None)
+            go_on_at(state, group, tp, ends[tp[1]])
+
+
+def go_on_at(state: State, group: ConsumerGroup, tp: TopicPartition, offset: int) -> None:
+    """Apply: go on at an offset of a partition without failed messages there. Whatever
+    was delivered before is nobody's any more, and its pending reset is complete.
+    """
+    leases.release_range(state, group, tp, 0, group.positions[tp].cursor)
+    group.positions[tp].move_to(offset)
+    group.suspect_partitions.discard(tp)
+    group.pending_resets.pop(tp, None)
+    if not group.pending_resets:
+        state.groups.resetting.discard(group.group_id)
 
 
 def apply_deleted(state: State, event: GroupDeleted, context: RecordContext) -> None:
@@ -177,4 +222,5 @@ APPLIERS: Appliers = {
     GroupDeleted: apply_deleted,
     GroupTidied: apply_delete_step,
     BroughtBack: apply_restored,
+    TopicTidied: apply_topic_step,
 }

@@ -145,8 +145,6 @@ def _refusal(
 ) -> str:
     """Return why the other group does not get a letter; "" = it does."""
     group, other = groups
-    if state.topics_by_id[ref[0]].deleted:
-        return "its topic was deleted"
     if held := failures.held_reason(state, row):
         return held
     if (row.number, row.edits) != (one.number, one.edits):

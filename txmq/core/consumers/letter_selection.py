@@ -203,16 +203,17 @@ class LetterScan:
         if late:
             return None
         ref = (at[0], at[1], at[2])
-        row = failed_messages.get(self._state, self._group, ref)
+        topic = self._state.topics_by_id[ref[0]]
+        # those of a deleted topic end (TopicTidied), and may have places of a new one
+        row = None if topic.deleted else failed_messages.get(self._state, self._group, ref)
         self.examined += 1
         if self._skips:
             is_open = row is not None and failed_rows.letter_state(row) is LetterState.OPEN
             self._passed = 0 if is_open else self._passed + 1
         if row is None:
-            return None  # it is processed, and not swept yet
+            return None  # or it is processed, and not swept yet
         self.text_read += len(row.error_text)
-        name = self._state.topics_by_id[ref[0]].name
-        return FoundLetter(ref, row) if matches(self._selection, name, row) else None
+        return FoundLetter(ref, row) if matches(self._selection, topic.name, row) else None
 
 
 def _passed_states(state: State, group: ConsumerGroup) -> set[LetterState]:

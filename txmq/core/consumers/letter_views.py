@@ -74,8 +74,11 @@ def _letters(
     rows: Any = state.letters.range(start, stop)
     for key, ref in rows:
         row = failed_messages.get(state, group, tuple(ref))
-        # its plan has not put it back, nor is it processed and not swept yet
-        is_closed = row is not None and row.kind in CLOSED
+        # its topic is there, its plan has not put it back, nor is it processed and not
+        # swept yet
+        is_closed = (
+            row is not None and row.kind in CLOSED and not state.topics_by_id[ref[0]].deleted
+        )
         yield t.LETTER_KEY.unpack(key)[1], (tuple(ref), row) if is_closed and row else None
 
 

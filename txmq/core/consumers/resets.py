@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from txmq.core.consumers import leases
 from txmq.core.consumers.authorization import find_group
-from txmq.core.consumers.background_work import STEP_ROWS, restore_rows
+from txmq.core.consumers.background_work import STEP_ROWS, go_on_at, restore_rows
 from txmq.core.consumers.commands import ResetPosition
 from txmq.core.events.consumers import PositionReset, ResetBegun
 from txmq.core.events.outcome import Appliers, Deciders, Outcome, Rejected
@@ -252,16 +252,11 @@ def apply_reset(state: State, event: PositionReset, context: RecordContext) -> N
     for partition, offset in event.offsets:
         tp = TopicPartition(event.topic_id, partition)
         restore_rows(state, group, tp, offset)
-        leases.release_range(state, group, tp, 0, group.positions[tp].cursor)
         rows = [ref for ref in group.leased_rows if ref[:2] == tp]
         leases.return_rows(state, group, [(*ref, context.stored_at) for ref in rows])
         # Retention may have deleted messages since the reset began.
         begin = max(offset, state.topics_by_id[tp[0]].start_offsets[tp[1]])
-        group.positions[tp].move_to(begin)
-        group.suspect_partitions.discard(tp)
-        group.pending_resets.pop(tp, None)
-    if not group.pending_resets:
-        state.groups.resetting.discard(group.group_id)
+        go_on_at(state, group, tp, begin)
 
 
 DECIDERS: Deciders = {ResetPosition: decide_reset}

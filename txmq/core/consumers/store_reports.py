@@ -204,19 +204,10 @@ class _Report:
         verdict = self._judge(entry, ref, row)
         if verdict is None:
             verdict = self._take(entry, ref, row)
-        elif verdict == UNKNOWN and self._is_row_of_a_deleted_topic(ref, row):
-            self._settled.append(ref)
         self._verdicts.append(verdict)
         self._fences.append(self._fence_lease(entry.topic_id, key_hash, verdict))
         if verdict != KEPT and self._order(ref) is not None:
             self._answered.append(ref)
-
-    def _is_row_of_a_deleted_topic(self, ref: MessageRef, row: FailedMessage | None) -> bool:
-        """Return True if the store quarantines the message, and nobody else will have
-        it.
-        """
-        deleted = ref[0] in self._state.topics_by_id and self._state.topics_by_id[ref[0]].deleted
-        return deleted and row is not None and row.store == self._command.store
 
     def _order(self, ref: MessageRef) -> StoreOrder | None:
         if self._store is None or not self._store.orders:
@@ -547,12 +538,8 @@ def _count_failures(state: State, group: ConsumerGroup, event: StoreReported, at
 
 
 def _settle(state: State, group: ConsumerGroup, ref: MessageRef) -> None:
-    """Apply: a message was processed from a store, wherever it is. One of a deleted
-    topic has ended, processed or not.
-    """
-    deleted = state.topics_by_id[ref[0]].deleted
-    why = "its topic was deleted" if deleted else failed_changes.PROCESSED
-    row = failed_changes.remove(state, group, ref, why)
+    """Apply: a message was processed from a store, wherever it is."""
+    row = failed_changes.remove(state, group, ref)
     number = leases.lease_of(group, ref) or NO_LEASE
     circuit_breaker.record_acks(group, number, 1)
     if row is not None:

@@ -183,6 +183,19 @@ class GroupTidied(NamedTuple):
     most: int
 
 
+@event(113)
+class TopicTidied(NamedTuple):
+    """At most `most` key fences and failed messages of a deleted topic ended in a
+    group, letters among them.
+
+    With the last of them the group has nothing left to do in the topic.
+    """
+
+    group_id: int
+    topic_id: int
+    most: int
+
+
 @event(79)
 class GroupCloned(NamedTuple):
     """A group was created that continues where its source is.

@@ -29,9 +29,9 @@ SWEPT_ABANDONED = 100  # likewise, but each gets another row and other places: a
 
 
 class EndLostLetters(NamedTuple):
-    """End letters of a plan that were put back and will not be delivered: their topics
-    were deleted since, they wait for a dead letter of their key, or the log has lost
-    what became of them. `after` is the key of the letter to go on behind.
+    """End letters of a plan that were put back and will not be delivered: they wait for
+    a dead letter of their key, or the log has lost what became of them. `after` is the
+    key of the letter to go on behind.
     """
 
     plan_id: int
@@ -65,17 +65,12 @@ def what_may_be_lost(state: State, plan: Plan) -> tuple[int, ...] | None:
     group = state.groups.by_id.get(plan.group_id)
     if group is None or not plan.count(LetterOutcome.DELIVERED):
         return None
-    deleted = sum(
-        state.topics_by_id[topic_id].deleted
-        for topic_id in {topic_id for topic_id, _partition in group.positions}
-    )
     # letters of a group that skips dead letters have no fence
     waits = plan.state not in RUNNING or putting_back.room(plan) <= 0
     may_wait = waits and group.ordered and group.letters > 0 and bool(group.fences)
-    if not (deleted or may_wait or state.lost_log_end):
+    if not (may_wait or state.lost_log_end):
         return None
-    deaths = group.next_letter if may_wait else 0
-    return deleted, deaths, state.lost_log_end
+    return group.next_letter if may_wait else 0, state.lost_log_end
 
 
 def decide_end_lost(state: State, command: EndLostLetters, now: int) -> Outcome:
@@ -98,8 +93,6 @@ def decide_end_lost(state: State, command: EndLostLetters, now: int) -> Outcome:
 
 def _reason_of_end(state: State, plan: Plan, group: ConsumerGroup, ref: MessageRef) -> str:
     """Return why a letter that was put back will not be delivered; "" = it will."""
-    if state.topics_by_id[ref[0]].deleted:
-        return "its topic was deleted"
     row = failed_messages.get(state, group, ref)
     if row is None or row.plan != plan.plan_id or row.kind in CLOSED:
         return "the log has lost what became of it"

@@ -51,8 +51,7 @@ def decide_expire(state: State, command: ExpireLetters, now: int) -> Outcome:
             continue
         retention = _retention_of(state, ref, command.default)
         old = retention and row.dead_at < state.certain(now) - retention
-        # letters of a deleted topic cannot be named any more
-        kept = keeps and not row.exported and not state.topics_by_id[ref[0]].deleted
+        kept = keeps and not row.exported
         # a letter that its plan has put back is none
         if old and row.kind in CLOSED and not row.token and not kept:
             expired.append(ref)

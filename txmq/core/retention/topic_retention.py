@@ -141,7 +141,8 @@ class _RetentionPlan:
             barrier = self._barriers[partition] = self._barrier(partition)
         if base + entry.count <= barrier:
             return True
-        self._add_copies(partition, base + entry.count)
+        if not self._topic.deleted:  # its failed messages end soon
+            self._add_copies(partition, base + entry.count)
         return False
 
     def _barrier(self, partition: int) -> int:

@@ -148,10 +148,23 @@ def messages_of_group(
         t.FAILED_KEY.pack(group.group_id, *start),
         t.FAILED_KEY.pack(group.group_id + 1, 0, 0, 0),
     )
-    return [
-        t.FAILED_KEY.unpack(key)[1:]
-        for key, _row in islice(state.failed_messages.range(low, high), most)
-    ]
+    return _refs(state, low, high, most)
+
+
+def messages_of_topic(
+    state: State, group: ConsumerGroup, topic_id: int, most: int
+) -> list[MessageRef]:
+    """Return the failed messages of a topic, as those of a group."""
+    low, high = (
+        t.FAILED_KEY.pack(group.group_id, topic_id, 0, 0),
+        t.FAILED_KEY.pack(group.group_id, topic_id + 1, 0, 0),
+    )
+    return _refs(state, low, high, most)
+
+
+def _refs(state: State, low: bytes, high: bytes, most: int | None) -> list[MessageRef]:
+    rows = state.failed_messages.range(low, high)
+    return [t.FAILED_KEY.unpack(key)[1:] for key, _row in islice(rows, most)]
 
 
 def due_rows(

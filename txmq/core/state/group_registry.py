@@ -76,6 +76,17 @@ class GroupRegistry:
         self.dirty_groups.add(group.group_id)
         del self.deleted[group.group_id]
 
+    def begin_to_tidy(self, topic_id: int) -> None:
+        """Apply: a topic was deleted. What groups have of it ends in steps, as in a
+        reset.
+        """
+        for group in self.by_id.values():
+            if (topic_id, 0) in group.positions:  # without it, no partition of the topic
+                mine = [tp for tp in group.positions if tp[0] == topic_id]
+                group.pending_resets.update(dict.fromkeys(mine, 0))
+                self.resetting.add(group.group_id)
+                self.dirty_groups.add(group.group_id)
+
     def _with_rows(self, group_id: int) -> ConsumerGroup:
         group = self.find(group_id)
         assert group is not None, "rows of a group come after its own"

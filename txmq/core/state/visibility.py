@@ -28,14 +28,16 @@ def publishing_token(state: State) -> bytes | None:
 
 
 def visible_end(state: State, topic_id: int, partition: int, durable: int | None = None) -> int:
-    """Return the offset at which readers of a partition stop.
+    """Return the offset at which readers of a partition stop; 0 if its topic was
+    deleted and has given up its partitions.
 
     `durable` is the end of the durable log; with None, lifted barriers do not count,
     durable or not.
     """
     barrier = state.barriers and state.barriers.get(TopicPartition(topic_id, partition))
     if not barrier or (barrier.lifted_at and (durable is None or barrier.lifted_at <= durable)):
-        return state.topics_by_id[topic_id].end_offsets[partition]
+        ends = state.topics_by_id[topic_id].end_offsets
+        return ends[partition] if partition < len(ends) else 0
     return barrier.offset
 
 

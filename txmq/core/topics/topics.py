@@ -16,7 +16,9 @@ from txmq.core.events.topics import (
     TopicsEmptied,
 )
 from txmq.core.events.users import TopicOwned
-from txmq.core.state import visibility
+from txmq.core.state import failed_messages, letter_index, visibility
+from txmq.core.state.failed_rows import CLOSED
+from txmq.core.state.letter_index import LAST, PLACE, Dimension
 from txmq.core.state.state import (
     DEFAULT_SETTINGS,
     FIRST_OWN_ID,
@@ -51,6 +53,7 @@ if TYPE_CHECKING:
 
 MAX_PARTITIONS = 4_096  # of one topic: each has a row in the state and a place in every assignment
 MAX_ALL_PARTITIONS = 1 << 20  # of all topics: they are in memory
+MAX_LETTERS = 1_000  # of a group and a topic that is deleted, looked at in one turn
 
 
 class CreateTopic(NamedTuple):
@@ -83,8 +86,9 @@ class GrowTopic(NamedTuple):
 
 
 class DeleteTopic(NamedTuple):
-    """Delete a topic and its messages. Refused while an undecided transaction writes to
-    it.
+    """Delete a topic and its messages, failed ones and dead letters among them. Refused
+    while an undecided transaction writes to it, or a group keeps its letters until they
+    are exported.
     """
 
     name: str
@@ -109,6 +113,13 @@ class TopicView(NamedTuple):
     topic_id: int
 
 
+class DeletedTopic(NamedTuple):
+    """The name of a topic, and the groups whose failed messages end with it."""
+
+    name: str
+    groups: tuple[str, ...]
+
+
 class AlteredTopic(NamedTuple):
     """A topic's metadata and its new settings."""
 
@@ -123,12 +134,7 @@ def find_topic(state: State, name: str, partition: int = 0, epoch: int = 0) -> T
     """
     topic = state.topics.get(name)
     if topic is None:
-        return Rejected(
-            UnknownTopic,
-            f"there is no topic {name!r}",
-            "create it: txmq topic create",
-            {"topic": name},
-        )
+        return unknown_topic(name)
     if epoch and epoch != topic.epoch:
         return Rejected(
             StaleTopic,
@@ -145,6 +151,12 @@ def find_topic(state: State, name: str, partition: int = 0, epoch: int = 0) -> T
             {"topic": name, "partitions": partitions},
         )
     return topic
+
+
+def unknown_topic(name: str) -> Rejected:
+    """Refuse what is asked about a topic that is not there, or not any more."""
+    message = f"there is no topic {name!r}"
+    return Rejected(UnknownTopic, message, "create it: txmq topic create", {"topic": name})
 
 
 def find_changeable(state: State, name: str) -> Topic | Rejected:
@@ -362,7 +374,45 @@ def decide_delete(state: State, command: DeleteTopic, now: int) -> Outcome | Rej
     held = _check_no_held_keys(state, topic) or check_none_writes_to(state, topic.topic_id)
     if held is not None:
         return held  # a decision would find its topic gone
-    return Outcome((TopicDeleted(topic.topic_id),), topic_view(topic))
+    groups = [one for one in state.groups.by_id.values() if (topic.topic_id, 0) in one.positions]
+    for group in groups:
+        if group.settings.keep_until_exported and _may_need_export(state, group, topic.topic_id):
+            return _to_be_exported(group, topic)
+    failed = (
+        group.name
+        for group in groups
+        if failed_messages.messages_of_topic(state, group, topic.topic_id, 1)
+    )
+    return Outcome((TopicDeleted(topic.topic_id),), DeletedTopic(topic.name, tuple(failed)))
+
+
+def _may_need_export(state: State, group: ConsumerGroup, topic_id: int) -> bool:
+    """Return True if no export has a letter of the topic, or if it has too many letters
+    to look at. The newest come first: those are the ones that no export has.
+    """
+    looked_at = 0
+    for at in letter_index.SETTLED:
+        prefix = letter_index.prefix(group.group_id, at, Dimension.TOPIC, topic_id)
+        rows = state.tables[t.LETTER_INDEX].range(prefix, prefix + LAST, reverse=True)
+        for key, _row in rows:
+            row = failed_messages.get(state, group, PLACE.unpack(key[len(prefix) :])[2:])
+            looked_at += 1
+            is_closed = row is not None and row.kind in CLOSED
+            if looked_at > MAX_LETTERS or (row is not None and is_closed and not row.exported):
+                return True
+    return False
+
+
+def _to_be_exported(group: ConsumerGroup, topic: Topic) -> Rejected:
+    why = f"consumer group {group.name!r} keeps dead letters of topic {topic.name!r} until then"
+    return Rejected(
+        Conflict,
+        f"{why}: an export has not all of them, or there are more than {MAX_LETTERS}",
+        f"export them: txmq dlq export {group.name} --mark --where 'topic:{topic.name} "
+        f"state:open,abandoned'; or give them up: txmq group alter {group.name} "
+        "--expire-unexported",
+        {"group": group.name},
+    )
 
 
 def decide_empty(state: State, command: EmptyTopics, now: int) -> Outcome:
@@ -423,7 +473,9 @@ def apply_grown(state: State, event: TopicGrown, context: RecordContext) -> None
 
 
 def apply_deleted(state: State, event: TopicDeleted, context: RecordContext) -> None:
-    """Free the name. The entries stay until retention removes them."""
+    """Free the name. The entries stay until retention removes them, and what groups
+    have of the topic until background work has ended it.
+    """
     del context
     topic = state.topics_by_id[event.topic_id]
     topic.deleted = True
@@ -432,6 +484,7 @@ def apply_deleted(state: State, event: TopicDeleted, context: RecordContext) -> 
     state.partitions -= len(topic.end_offsets)
     state.topics.pop(topic.name, None)
     state.users.own(state.tables, event.topic_id, None)
+    state.groups.begin_to_tidy(event.topic_id)
     state.dirty_topics.add(event.topic_id)
 
 

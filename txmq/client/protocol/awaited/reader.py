@@ -27,6 +27,7 @@ from txmq.errors import (
     OffsetOutOfRange,
     Throttled,
     TxmqError,
+    UnknownTopic,
 )
 from txmq.model.message import ReceivedMessage
 from txmq.model.topic_partition import PartitionName
@@ -188,9 +189,14 @@ class EventReader(Source, Generic[L]):
         return self.closed or self._failure is not None
 
     def raise_failure(self) -> None:
-        """Raise the error that ended the reader, if there is one."""
-        if self._failure is not None:
-            raise self._failure
+        """Raise the error that ended the reader, if there is one. A topic that was not
+        there may be by the next call, which asks again.
+        """
+        failure = self._failure
+        if isinstance(failure, UnknownTopic):
+            self._failure = None
+        if failure is not None:
+            raise failure
 
     def mark_processed(self) -> None:
         """Count the last message as processed, and have the next ones read."""
@@ -240,7 +246,9 @@ class EventReader(Source, Generic[L]):
 
     def _fail(self, error: BaseException | None) -> None:
         self._failure = error
-        self._step()
+        self._round += 1  # what is on its way was asked before
+        self._state.disconnected()
+        self._deliver()
 
     def _step(self) -> None:
         self._deliver()
