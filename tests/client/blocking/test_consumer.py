@@ -132,6 +132,38 @@ def test_a_selector_leaves_out_the_rest_and_the_position_passes_it(
     wait_until(lambda: floors(client, group) == 10, what="the position passes what is not wanted")
 
 
+@pytest.mark.parametrize("by_batch", [False, True])
+def test_an_edited_letter_reaches_the_consumer_whose_filter_does_not_want_it(
+    client: Client,
+    joined: Callable[..., Consumer],
+    by_batch: bool,  # noqa: FBT001
+) -> None:
+    topic, group = fresh("t"), fresh("g")
+    rows = [Message(b"%d" % n, "k", "paid", {"region": "eu"}) for n in range(3)]
+    client.send_batch(topic, rows)
+    consumer = joined(group, topic, tags={"paid"}, selector="region = 'eu'")
+
+    def received() -> ReceivedMessage:
+        if by_batch:
+            batch = consumer.receive_batch(PATIENCE_S)
+            assert batch is not None
+            return batch.messages()[0]
+        message = consumer.receive(PATIENCE_S)
+        assert message is not None
+        return message
+
+    first = received()
+    consumer.dead_letter(first, "no such region")
+    wait_until(lambda: list(client.letters(group)), what="the letter")
+    [letter] = client.letters(group)
+    client.edit_letter(letter, headers={"region": "us"}, operator="ada", reason="moved")
+    place = [letter.topic, letter.partition, letter.offset]
+    client.call("dlq.replay", group=group, letters=[place], operator="ada")
+    while (again := received()).offset != first.offset:
+        pass
+    assert again.headers["region"] == "us"
+
+
 def test_batches_without_a_wanted_tag_do_not_leave_the_broker(
     client: Client, joined: Callable[..., Consumer]
 ) -> None:
