@@ -300,5 +300,5 @@ def test_messages_of_a_run_have_times_of_their_own_and_are_acked_as_one_range() 
     for message in received:
         assert queue.settle_one(message, now=2.0)
         acks.add(message.topic, message.partition, message.offset, message.offset + 1, 2.0)
-    assert acks.begin_request() == (AckedRange("orders", 0, 0, 3),)
+    assert acks.begin_request() == ((AckedRange("orders", 0, 0, 3),), ())
     assert not queue.unsettled()

@@ -266,7 +266,8 @@ def test_a_candidate_names_its_batch(world: ConsumersWorld) -> None:
         1,
     )
     assert not candidate.needs_keys
-    assert world.do(Deliver("g", "a", 1, (CandidateRead(candidate),))).deliveries == ((0, 1, 3, 1, False),)
+    reply = world.do(Deliver("g", "a", 1, (CandidateRead(candidate),)))
+    assert reply.deliveries == ((0, 1, 3, 1, False),)
 
 
 def test_messages_of_topics_that_a_member_excludes_are_not_planned() -> None:

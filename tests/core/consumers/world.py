@@ -196,14 +196,14 @@ class ConsumersWorld(Driver):
         *ranges: tuple[int, int],
         topic: str = "t",
         partition: int = 0,
+        filtered: tuple[tuple[int, int], ...] = (),
         **options: Any,
     ) -> Any:
         group, generation = self._who(options)
-        return self.do(
-            AckMessages(
-                group, member, generation, tuple((topic, partition, *one) for one in ranges)
-            )
+        done, passed = (
+            tuple((topic, partition, *one) for one in some) for some in (ranges, filtered)
         )
+        return self.do(AckMessages(group, member, generation, done, passed))
 
     def return_messages(
         self,

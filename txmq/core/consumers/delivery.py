@@ -408,13 +408,14 @@ def _apply_passed(state: State, group: ConsumerGroup, event: Delivered) -> None:
         position.settle(start, end)
         position.pass_over(start, end)
     group.expired += sum(end - start for _topic_id, _partition, start, end in event.expired)
+    group.filtered += sum(end - start for _topic_id, _partition, start, end in event.unwanted)
     for ref in event.expired_rows:
         row = failed_changes.remove(state, group, ref, "expired")
         assert row is not None, "chosen for delivery, so it is there"
         key_fences.settle_head(state, group, ref, row.key_hash)
         state.groups.pass_over(group, ref)
         group.expired += 1
-    if event.expired or event.expired_rows:
+    if event.expired or event.expired_rows or event.unwanted:
         state.groups.dirty_groups.add(group.group_id)
 
 
