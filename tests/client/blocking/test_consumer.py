@@ -15,6 +15,7 @@ from tests.client.real_consumers import drain, floors, receive, shown
 from tests.client.scripted_member import fresh
 from txmq.client.blocking.client import Client
 from txmq.client.blocking.consumer.consumer import Consumer
+from txmq.client.protocol.consumer.settings import MAX_FILTER
 from txmq.errors import GroupMismatch, LocalProtocolError, NotLeased
 from txmq.model.message import Message, ReceivedMessage
 from txmq.model.retry import RetryPolicy
@@ -130,6 +131,31 @@ def test_a_selector_leaves_out_the_rest_and_the_position_passes_it(
     consumer = joined(group, topic, selector="region = 'eu' AND price BETWEEN 3 AND 7")
     assert [message.body for message in receive(consumer, 3)] == [b"3", b"5", b"7"]
     wait_until(lambda: floors(client, group) == 10, what="the position passes what is not wanted")
+
+
+def test_a_member_says_what_it_takes(client: Client, joined: Callable[..., Consumer]) -> None:
+    topic, group = fresh("t"), fresh("g")
+    wanted: list[dict[str, Any]] = [
+        {},
+        {"tags": {"sent", "paid"}},
+        {"selector": "price > 9"},
+        {"tags": ["paid"], "selector": "price > 9"},
+        {"selector": " OR ".join(f"price = {n}" for n in range(99))},
+    ]
+    for number, options in enumerate(wanted):
+        joined(group, topic, member=f"m-{number}", **options)
+    members = client.call("group.show", group=group)["member_list"]
+    told = {one["member"]: one["filter"] for one in members}
+    assert list(told.values())[:4] == [
+        "",
+        "tags 'paid', 'sent'",
+        "selector price > 9",
+        "tags 'paid'; selector price > 9",
+    ]
+    assert len(told["m-4"]) == MAX_FILTER
+    raised = client.call("broker.alarms")["alarms"]
+    [text] = [one["text"] for one in raised if one["name"] == "group.filters_differ"]
+    assert "take different messages of topic" in text
 
 
 @pytest.mark.parametrize("by_batch", [False, True])

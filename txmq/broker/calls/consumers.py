@@ -197,6 +197,7 @@ class ConsumerGroupCalls:
                 settings.session_us,
                 static=args.static,
                 version=args.version,
+                filter_=args.filter,
             )
             return {
                 "group": reply.group,
