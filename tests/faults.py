@@ -1437,6 +1437,10 @@ BUGS = {
     "order by the decision": ("order tickets are ignored", "plain sends pass held keys"),
     "no look at the generation": ("no_look_at_the_generation",),
     "a topic that is made again": ("members keep a deleted topic",),
+    "a filter over accepted messages": (
+        "a member filters what the group has accepted",
+        "parked messages count as accepted",
+    ),
     "an answer about an old delivery": (
         "a refused nack settles the message that was delivered anew",
         "a member fetches before its repeated acks are answered",

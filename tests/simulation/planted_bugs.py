@@ -18,6 +18,7 @@ from tests.simulation import (
     client_consumers,
     consumers,
     delayed_producer,
+    filtering_consumers,
     inbox_consumers,
     letter_mender,
     machine_clock,
@@ -48,7 +49,7 @@ from txmq.core.events.outcome import Outcome, Rejected
 from txmq.core.events.plans import PlanCreated, PolicyPlanned
 from txmq.core.replay import orders
 from txmq.core.retention import broker_time
-from txmq.core.state import failed_messages, letter_copies, plan_letters, visibility
+from txmq.core.state import failed_messages, failed_rows, letter_copies, plan_letters, visibility
 from txmq.core.state.failed_rows import FailedMessage
 from txmq.core.state.group_registry import GroupRegistry
 from txmq.core.state.positions import EffectsRecord
@@ -130,7 +131,17 @@ _publish, _decide_job, _save = key_order.publish, jobs.decide_job, persistence.s
 _record_answer = checkback_service.CheckBackService.record_answer
 _begin_reset, _mark_deleted = resets._begin, GroupRegistry.mark_deleted
 _apply_edited = letter_edits.apply_edited
+_unwanted, _new_row = LocalQueue._unwanted, failed_rows.new_row
 _delivery, _put = LocalQueue.delivery, store_consumers.ModelStore.put
+
+
+def _filter_everything(queue: LocalQueue, batch: Any) -> Iterator[AckedRange]:
+    batch.accepted = False
+    yield from _unwanted(queue, batch)
+
+
+def _accepted_row(*arguments: Any, **options: Any) -> FailedMessage:
+    return _new_row(*arguments, **options)._replace(accepted=True)
 
 
 def _no_copy(*_arguments: Any) -> None:
@@ -648,6 +659,18 @@ BUGS = (
         "an edit leaves the letter where it was",
         around=_in_every_seed(letter_mender, _applying(LetterEdited, _edit_in_the_list_only)),
         first=4,
+    ),
+    Bug(
+        "a member filters what the group has accepted",
+        around=_in_every_seed(
+            filtering_consumers, _patching(LocalQueue, "_unwanted", _filter_everything)
+        ),
+    ),
+    Bug(
+        "parked messages count as accepted",
+        around=_in_every_seed(
+            filtering_consumers, _patching(failed_rows, "new_row", _accepted_row)
+        ),
     ),
     Bug(
         "a redrive copies a death again",
