@@ -134,13 +134,15 @@ def _pass_over(state: State, group: ConsumerGroup, event: Acked, at: int) -> Non
     for topic_id, partition, start, end in event.filtered:
         tp = TopicPartition(topic_id, partition)
         for released in leases.release_range(state, group, tp, start, end):
-            group.positions[tp].settle(released.start, released.end)
+            group.positions[tp].settle_filtered(released.start, released.end)
             group.filtered += released.end - released.start
             circuit_breaker.record_filtered(group, released.value.lease, at)
     for topic_id, partition, offset in event.filtered_rows:
         ref = (topic_id, partition, offset)
         circuit_breaker.record_filtered(group, group.leased_rows.get(ref, 0), at)
         settle_row(state, group, ref, "filtered")
+        position = state.groups.position_for_update(group, TopicPartition(topic_id, partition))
+        position.settle_filtered(offset, offset + 1)
         group.filtered += 1
     state.groups.dirty_groups.add(group.group_id)
 

@@ -408,7 +408,9 @@ def _apply_passed(state: State, group: ConsumerGroup, event: Delivered) -> None:
         position.settle(start, end)
         position.pass_over(start, end)
     group.expired += sum(end - start for _topic_id, _partition, start, end in event.expired)
-    group.filtered += sum(end - start for _topic_id, _partition, start, end in event.unwanted)
+    for topic_id, partition, start, end in event.unwanted:
+        group.positions[TopicPartition(topic_id, partition)].settle_filtered(start, end)
+        group.filtered += end - start
     for ref in event.expired_rows:
         row = failed_changes.remove(state, group, ref, "expired")
         assert row is not None, "chosen for delivery, so it is there"
