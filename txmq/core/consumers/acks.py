@@ -36,49 +36,40 @@ class AckReply(NamedTuple):
     refused: tuple[TopicRange, ...] = ()
 
 
-class _Claimed(NamedTuple):
-    group: ConsumerGroup
-    ranges: tuple[Range, ...]
-    rows: tuple[MessageRef, ...]
-    reply: AckReply
-
-
 def _claim(
-    state: State, command: AckMessages | ReturnMessages, claims: Iterable[TopicRange]
-) -> _Claimed | Rejected:
+    state: State,
+    group: ConsumerGroup,
+    command: AckMessages | ReturnMessages,
+    ranges: Iterable[TopicRange],
+) -> LeaseClaim:
+    claim = LeaseClaim(group, command.member, command.generation)
+    for claimed in ranges:
+        claim.add(state, *claimed)
+    return claim
+
+
+def _messages(claim: LeaseClaim) -> int:
+    return sum(end - start for _topic, _partition, start, end in claim.ranges) + len(claim.rows)
+
+
+def decide_ack(state: State, command: AckMessages, now: int) -> Outcome | Rejected:
     found = find_member(state, command.group, command.member)
     if isinstance(found, Rejected):
         return found
     group, _member = found
-    claim = LeaseClaim(group, command.member, command.generation)
-    for claimed in claims:
-        claim.add(state, *claimed)
-    ranges = claim.ranges
-    messages = sum(end - start for _topic_id, _partition, start, end in ranges) + len(claim.rows)
-    return _Claimed(group, ranges, tuple(claim.rows), AckReply(messages, tuple(claim.stale)))
-
-
-def decide_ack(state: State, command: AckMessages, now: int) -> Outcome | Rejected:
-    claimed = _claim(state, command, command.ranges)
-    if isinstance(claimed, Rejected):
-        return claimed
-    group, ranges, rows, reply = claimed
-    filtered: tuple[tuple[Range, ...], tuple[MessageRef, ...]] | tuple[()] = ()
-    if command.filtered:
-        passed = _claim(state, command, command.filtered)
-        assert not isinstance(passed, Rejected), "the member is there"
-        filtered = (passed.ranges, passed.rows)
-        stale = reply.stale + passed.reply.stale
-        reply = AckReply(reply.messages + passed.reply.messages, stale)
-    if reply.stale:
-        reply = reply._replace(refused=tuple(_unprocessed(state, group, reply.stale)))
+    done = _claim(state, group, command, command.ranges)
+    passed = _claim(state, group, command, command.filtered)
+    stale = (*done.stale, *passed.stale)
+    refused = tuple(_unprocessed(state, group, stale)) if stale else ()
+    reply = AckReply(_messages(done) + _messages(passed), stale, refused)
     if not reply.messages:
         return Outcome(reply=reply)
     changes = FailureChanges(state, group, now)
-    for ref in (*rows, *filtered[1]) if filtered else rows:
+    for ref in (*done.rows, *passed.rows):
         if ref[0] in group.fences:
             changes.processed(ref, failed_messages.key_of(state, group, ref))
-    event = Acked(group.group_id, ranges, rows, *changes.fields(), *filtered)
+    settled, filtered = (done.ranges, tuple(done.rows)), (passed.ranges, tuple(passed.rows))
+    event = Acked(group.group_id, *settled, *changes.fields(), *filtered)
     return Outcome((event,), reply)
 
 
@@ -179,12 +170,15 @@ def settle_row(
 
 
 def decide_return(state: State, command: ReturnMessages, now: int) -> Outcome | Rejected:
-    claimed = _claim(state, command, command.ranges)
-    if isinstance(claimed, Rejected):
-        return claimed
-    group, ranges, rows, reply = claimed
-    due = tuple((*ref, now) for ref in rows)
-    return Outcome((Returned(group.group_id, ranges, due),) if reply.messages else (), reply)
+    found = find_member(state, command.group, command.member)
+    if isinstance(found, Rejected):
+        return found
+    group, _member = found
+    claim = _claim(state, group, command, command.ranges)
+    reply = AckReply(_messages(claim), tuple(claim.stale))
+    due = tuple((*ref, now) for ref in claim.rows)
+    returned = Returned(group.group_id, claim.ranges, due)
+    return Outcome((returned,) if reply.messages else (), reply)
 
 
 def apply_returned(state: State, event: Returned, context: RecordContext) -> None:
