@@ -443,7 +443,7 @@ BUGS = (
         around=_patching(
             checkback_service.CheckBackService, "record_answer", _record_unknown_as_rollback
         ),
-        first=36,
+        first=60,
     ),
     Bug(
         "a prepared foreign branch is timed out",
@@ -458,7 +458,7 @@ BUGS = (
     Bug(
         "a decision of an operator is overruled",
         around=_patching(xa, "_is_anothers", lambda *_args: False),
-        first=32,
+        first=37,
     ),
     Bug("an older incarnation is accepted", around=_accept_any_incarnation, first=2),
     Bug(
@@ -520,7 +520,7 @@ BUGS = (
             batched_services,
             _patching(batched._BatchedDecisions, "_find", _find_without_pending_decisions),
         ),
-        first=14,
+        first=24,
     ),
     Bug(
         "a refused send shifts the receipts",
@@ -557,7 +557,7 @@ BUGS = (
     Bug(
         "a refused nack settles the message that was delivered anew",
         around=_in_every_seed(client_consumers, _settling_duplicates),
-        first=98,
+        first=149,
     ),
     Bug(
         "a member fetches before its repeated acks are answered",
@@ -599,14 +599,14 @@ BUGS = (
     Bug(
         "a member keeps what was reset",
         around=_in_every_seed(inbox_consumers, _patching(Membership, "knows", lambda *_args: True)),
-        first=208,
+        first=284,
     ),
     Bug(
         "epochs of a deleted group are forgotten",
         around=_in_every_seed(
             inbox_consumers, _patching(GroupRegistry, "mark_deleted", _mark_deleted_with_epochs)
         ),
-        first=14,
+        first=27,
     ),
     Bug(
         "what was skipped is taken for lost effects",
@@ -685,7 +685,7 @@ BUGS = (
     Bug(
         "an ack tells no plan",
         around=_in_every_seed(plan_operator, _patching(plan_letters, "ended", _tell_nobody)),
-        first=17,
+        first=18,
     ),
     Bug(
         "a policy forgets its plan",
@@ -697,7 +697,7 @@ BUGS = (
         around=_in_every_seed(
             store_consumers, _patching(store_consumers.ModelStore, "put", _put_without_sync)
         ),
-        first=46,
+        first=48,
     ),
     Bug(
         "a stored message is acked before its effect",
