@@ -846,6 +846,16 @@ FAULTS: dict[int, tuple[str, ...]] = {
         "test_a_name_that_is_rare_is_sought_in_bounded_steps",
         "test_streams_are_bounded_and_end",
     ),
+    293: (
+        "test_a_letter_is_accepted_however_it_comes_back",
+        "test_what_was_only_parked_is_not_accepted_though_its_lease_ran_out",
+        "test_an_edited_letter_reaches_the_consumer_whose_filter_does_not_want_it",
+    ),
+    294: (
+        "test_what_a_filter_passed_over_is_not_called_processed",
+        "test_a_probe_that_is_filtered_tells_nothing_and_the_next_one_is_due",
+        "test_what_filters_passed_over_makes_no_poison_of_an_outage",
+    ),
     292: (
         "test_every_function_that_makes_steps_is_among_the_reads",
         "test_reads_end_whatever_changes",
@@ -1488,6 +1498,10 @@ BUGS = {
     "a topic that is made again": (
         "members keep a deleted topic",
         "groups keep what they have of a deleted topic",
+    ),
+    "a filter over accepted messages": (
+        "a member filters what the group has accepted",
+        "parked messages count as accepted",
     ),
     "an answer about an old delivery": (
         "a refused nack settles the message that was delivered anew",

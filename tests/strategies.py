@@ -109,7 +109,8 @@ fetches = st.builds(
 acked = st.builds(
     AckedRange, names, U32, st.integers(0, 1 << 40), st.integers((1 << 40) + 1, limits.SEQUENCE)
 )
-acks = st.builds(Ack, U32, groups, names, st.lists(acked, max_size=5).map(tuple))
+acked_ranges = st.lists(acked, max_size=5).map(tuple)
+acks = st.builds(Ack, U32, groups, names, acked_ranges, acked_ranges)
 letter_reads = st.builds(
     lambda partition, ends, size, plan, topic: ReadLetters(
         partition, min(ends), max(ends), size, plan, topic

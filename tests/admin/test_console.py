@@ -50,7 +50,7 @@ def mark(field: str) -> str:
     return f"\"'><b>{field}</b><img src=x onerror={TITLE}>"
 
 
-MARKED = ("client", "version", "alarm", "action", "check", "branch", "found", "heuristic")
+MARKED = ("client", "version", "filter", "alarm", "action", "check", "branch", "found", "heuristic")
 # what a page has made of texts that it did not escape, and all texts that it has
 FOREIGN = """
 const found = document.querySelectorAll("b, img, iframe, script:not([src]), [onerror], [onload]");
@@ -227,7 +227,8 @@ def member_with_odd_names(url: str) -> Iterator[None]:
         patched.setattr(conversation, "CLIENT_NAME", mark("client"))
         with txmq.connect(url, service="shop", timeout=PATIENCE_S) as client:
             client.call("consumer.join", group="strangers", member="m", instance=HOSTILE[1][:64],
-                        topics=["odd"], version=mark("version"), session_ms=3_600_000)  # fmt: skip
+                        topics=["odd"], version=mark("version"), filter=mark("filter"),
+                        session_ms=3_600_000)  # fmt: skip
             patched.undo()
             yield
 

@@ -16,7 +16,7 @@ from txmq.client.protocol.consumer.settings import consumer_settings
 from txmq.errors import RequestRejected
 from txmq.model.message import Message
 from txmq.model.retry import RetryPolicy
-from txmq.wire.chunks import REDELIVERY, Chunk, pack_chunks
+from txmq.wire.chunks import ACCEPTED, REDELIVERY, Chunk, pack_chunks
 from txmq.wire.data_requests import AckedRange, Opcode, unpack_ack, unpack_fetch
 
 PRODUCER = b"p" * 16
@@ -30,6 +30,7 @@ def chunk(
     lease: int = 1,
     attempt: int = 1,
     moved: bool = False,
+    accepted: bool = False,
     rows: slice = slice(None),
     topic: str = "orders",
 ) -> Chunk:
@@ -39,7 +40,7 @@ def chunk(
     made = [Message(one.encode()) if isinstance(one, str) else one for one in messages]
     batch = encode(made, producer_id=PRODUCER, epoch=0, sequence=at, born_at=7)
     first, end, _step = rows.indices(len(made))
-    flags = REDELIVERY if moved else 0
+    flags = REDELIVERY * moved | ACCEPTED * accepted
     return Chunk(topic, partition, at, 9, 64, attempt, flags, lease, first, end - first, batch)
 
 

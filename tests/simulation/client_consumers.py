@@ -39,20 +39,27 @@ class ClientConsumer(Actor):
 
     def __init__(self, world: SimulatedWorld, name: str) -> None:
         super().__init__(world, name)
+        self._changes = Changes(world.clock, self.rng, STEP_S)
+        world.consumer_groups[self.group] = self.topic
+        self._start_process()
+
+    def _start_process(self) -> None:
         retry = RetryPolicy((0.02, 0.04), retries=2)
         settings = consumer_settings(
             self.group,
             [self.topic],
             mode="ordered",
-            member=name,
+            member=self.name,
             retry=retry,
             lease=1.0,
             session=1.0,
+            selector=self._selector(),
         )
         self.member = Member(settings, self.new_id().hex())
         self._operations = Operations(self.member)
-        self._changes = Changes(world.clock, self.rng, STEP_S)
-        world.consumer_groups[self.group] = self.topic
+
+    def _selector(self) -> str | None:
+        return None
 
     async def run(self) -> None:
         for _ in range(HANDLERS):
@@ -70,6 +77,10 @@ class ClientConsumer(Actor):
                     Deferred.fromCoroutine(self._send(request)).addErrback(self.world.failed)
                 await self._changes.wait(self.member.wake_at())
             self.member.disconnected(self._now())
+            self._disconnected()
+
+    def _disconnected(self) -> None:
+        """Go on with the same process."""
 
     def _now(self) -> float:
         return self.world.clock.seconds()

@@ -18,6 +18,7 @@ from tests.simulation import (
     client_consumers,
     consumers,
     delayed_producer,
+    filtering_consumers,
     inbox_consumers,
     letter_mender,
     machine_clock,
@@ -48,7 +49,7 @@ from txmq.core.events.outcome import Outcome, Rejected
 from txmq.core.events.plans import PlanCreated, PolicyPlanned
 from txmq.core.replay import orders
 from txmq.core.retention import broker_time
-from txmq.core.state import failed_messages, letter_copies, plan_letters, visibility
+from txmq.core.state import failed_messages, failed_rows, letter_copies, plan_letters, visibility
 from txmq.core.state.failed_rows import FailedMessage
 from txmq.core.state.group_registry import GroupRegistry
 from txmq.core.state.positions import EffectsRecord
@@ -130,7 +131,17 @@ _publish, _decide_job, _save = key_order.publish, jobs.decide_job, persistence.s
 _record_answer = checkback_service.CheckBackService.record_answer
 _begin_reset, _mark_deleted = resets._begin, GroupRegistry.mark_deleted
 _apply_edited = letter_edits.apply_edited
+_unwanted, _new_row = LocalQueue._unwanted, failed_rows.new_row
 _delivery, _put = LocalQueue.delivery, store_consumers.ModelStore.put
+
+
+def _filter_everything(queue: LocalQueue, batch: Any) -> Iterator[AckedRange]:
+    batch.accepted = False
+    yield from _unwanted(queue, batch)
+
+
+def _accepted_row(*arguments: Any, **options: Any) -> FailedMessage:
+    return _new_row(*arguments, **options)._replace(accepted=True)
 
 
 def _no_copy(*_arguments: Any) -> None:
@@ -432,7 +443,7 @@ BUGS = (
         around=_patching(
             checkback_service.CheckBackService, "record_answer", _record_unknown_as_rollback
         ),
-        first=36,
+        first=60,
     ),
     Bug(
         "a prepared foreign branch is timed out",
@@ -447,7 +458,7 @@ BUGS = (
     Bug(
         "a decision of an operator is overruled",
         around=_patching(xa, "_is_anothers", lambda *_args: False),
-        first=32,
+        first=37,
     ),
     Bug("an older incarnation is accepted", around=_accept_any_incarnation, first=2),
     Bug(
@@ -509,7 +520,7 @@ BUGS = (
             batched_services,
             _patching(batched._BatchedDecisions, "_find", _find_without_pending_decisions),
         ),
-        first=14,
+        first=24,
     ),
     Bug(
         "a refused send shifts the receipts",
@@ -546,7 +557,7 @@ BUGS = (
     Bug(
         "a refused nack settles the message that was delivered anew",
         around=_in_every_seed(client_consumers, _settling_duplicates),
-        first=98,
+        first=149,
     ),
     Bug(
         "a member fetches before its repeated acks are answered",
@@ -594,14 +605,14 @@ BUGS = (
     Bug(
         "a member keeps what was reset",
         around=_in_every_seed(inbox_consumers, _patching(Membership, "knows", lambda *_args: True)),
-        first=208,
+        first=284,
     ),
     Bug(
         "epochs of a deleted group are forgotten",
         around=_in_every_seed(
             inbox_consumers, _patching(GroupRegistry, "mark_deleted", _mark_deleted_with_epochs)
         ),
-        first=14,
+        first=27,
     ),
     Bug(
         "what was skipped is taken for lost effects",
@@ -656,6 +667,18 @@ BUGS = (
         first=4,
     ),
     Bug(
+        "a member filters what the group has accepted",
+        around=_in_every_seed(
+            filtering_consumers, _patching(LocalQueue, "_unwanted", _filter_everything)
+        ),
+    ),
+    Bug(
+        "parked messages count as accepted",
+        around=_in_every_seed(
+            filtering_consumers, _patching(failed_rows, "new_row", _accepted_row)
+        ),
+    ),
+    Bug(
         "a redrive copies a death again",
         around=_in_every_seed(letter_mender, _patching(letter_copies, "copy_of", _no_copy)),
         first=5,
@@ -668,7 +691,7 @@ BUGS = (
     Bug(
         "an ack tells no plan",
         around=_in_every_seed(plan_operator, _patching(plan_letters, "ended", _tell_nobody)),
-        first=17,
+        first=18,
     ),
     Bug(
         "a policy forgets its plan",
@@ -680,7 +703,7 @@ BUGS = (
         around=_in_every_seed(
             store_consumers, _patching(store_consumers.ModelStore, "put", _put_without_sync)
         ),
-        first=46,
+        first=48,
     ),
     Bug(
         "a stored message is acked before its effect",

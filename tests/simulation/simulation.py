@@ -18,6 +18,7 @@ from tests.simulation import (
     client_consumers,
     consumers,
     delayed_producer,
+    filtering_consumers,
     inbox_consumers,
     letter_mender,
     machine_clock,
@@ -60,6 +61,7 @@ class Simulation:
         self._busy = 0
         self._machine_clock = machine_clock.MachineClock(self.world, seed)
         self._inbox: inbox_consumers.SimulatedInbox | None = None
+        self._filtering: filtering_consumers.FilteringConsumer | None = None
 
     def run(self) -> SimulationHistory:
         """Run the seed to its end, and return its history.
@@ -129,6 +131,9 @@ class Simulation:
         if Random(self._seed + 0.5).random() < client_consumers.SHARE:
             for name in client_consumers.MEMBERS:
                 self._run_throughout(client_consumers.ClientConsumer(self.world, name).run())
+        if Random(self._seed + 0.4375).random() < filtering_consumers.SHARE:
+            self._filtering = filtering_consumers.FilteringConsumer(self.world, "f0")
+            self._run_throughout(self._filtering.run())
         if Random(self._seed + 0.125).random() < remade_topic.SHARE:
             self._run_to_end(remade_topic.TopicRemaker(self.world, "rt").run())
             self._run_throughout(remade_topic.RemadeTopicConsumer(self.world, "w0").run())
@@ -249,6 +254,8 @@ class Simulation:
             operators.check(world)
             letter_mender.check(world)
             plan_operator.check(world)
+            if self._filtering is not None:
+                self._filtering.check()
             if self._inbox is not None:
                 self._inbox.check(world.broker.engine.state)
             world.over = True

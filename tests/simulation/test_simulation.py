@@ -61,6 +61,7 @@ LEAST_PER_SEED = {
     "edited received": 0.2,
     "trials": 0.03,
     "copies": 0.05,
+    "accepted unwanted": 0.02,
 }  # on average; a count below it means that seeds no longer test this
 
 

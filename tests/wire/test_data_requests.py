@@ -62,6 +62,7 @@ FORMATS: dict[
             "g",
             "m",
             (h.AckedRange("a", 0, 0, 5), h.AckedRange("b", 1, 7, 8), h.AckedRange("a", 2, 3, 4)),
+            (h.AckedRange("b", 1, 8, 9), h.AckedRange("c", 1, 7, 8)),
         ),
     ),
     "read": (h.pack_read, h.unpack_read, our.reads, h.Read(3, 17, 1_000, 1 << 20, "orders")),
@@ -199,7 +200,13 @@ def acked(*, index: int = 0, flags: int = 0, start: int = 0, end: int = 1) -> by
 
 
 def test_the_acks_of_these_tests_are_otherwise_valid() -> None:
-    assert h.unpack_ack(acked()).ranges == (h.AckedRange("t", 0, 0, 1),)
+    assert h.unpack_ack(acked())[3:] == ((h.AckedRange("t", 0, 0, 1),), ())
+    assert h.unpack_ack(acked(flags=h.FILTERED))[3:] == ((), (h.AckedRange("t", 0, 0, 1),))
+
+
+def test_no_ack_is_refused_as_filtered() -> None:
+    with pytest.raises(RemoteProtocolError):
+        h.unpack_refused(acked(flags=h.FILTERED)[8:])
 
 
 @pytest.mark.parametrize(
@@ -207,7 +214,7 @@ def test_the_acks_of_these_tests_are_otherwise_valid() -> None:
     [
         acked(index=1),
         acked(index=0xFFFF),
-        acked(flags=1),
+        acked(flags=2),
         acked(start=5, end=5),
         acked(start=5, end=4),
         acked(start=-1, end=4),

@@ -114,7 +114,14 @@ class Assembly:
         steady = steady or SteadyClock(engine.now, clock.seconds)
         self.clock = ClockService(engine, steady, clock, resolvers)
         self.alarms = AlarmService(
-            engine, settings.alarms, resolvers, listeners, self.retention, self.clock, sends
+            engine,
+            settings.alarms,
+            resolvers,
+            listeners,
+            self.retention,
+            self.clock,
+            sends,
+            self._members,
         )
         self.catalogues = CatalogueService(engine, settings.catalogue, clock)
         self.statistics = Statistics(engine, clock, self.retention, self.catalogues)

@@ -24,7 +24,8 @@ HEAD = struct.Struct("<IIq")
 PLACE = struct.Struct("<qqqIHHq")
 ROWS = struct.Struct("<IIII")
 FURTHER = struct.Struct("<IIq")
-REDELIVERY, SUBSET = 1, 2  # flags: retries or replays; only some of the batch's rows
+# flags: retries or replays; only some of the batch's rows; no filter has a say any more
+REDELIVERY, SUBSET, ACCEPTED = 1, 2, 4
 ALIGN = 8  # of a batch in the payload, so that Arrow can use its columns in place
 
 
@@ -112,7 +113,7 @@ def _chunks(reader: PayloadReader, count: int) -> Iterable[Chunk]:
         batch = reader.read(length)
         header = read_header(batch)
         numbers = base_offset >= 0 and stored_at >= 0 and position >= 0 and lease_id >= -1
-        if not numbers or flags > REDELIVERY | SUBSET:
+        if not numbers or flags > REDELIVERY | SUBSET | ACCEPTED:
             raise RemoteProtocolError(
                 f"invalid chunk of {topic}: offset {base_offset}, flags {flags}"
             )

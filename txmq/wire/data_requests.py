@@ -48,6 +48,7 @@ FETCH = struct.Struct("<IIII")
 CHOICE = struct.Struct("<QI")  # of a fetch: tag filter, run
 ACK = struct.Struct("<I")
 RANGE = struct.Struct("<HHIqq")
+FILTERED = 1  # flag of a range
 COUNT = struct.Struct("<I")
 TOPICS = struct.Struct("<H")
 READ = struct.Struct("<IqII")
@@ -116,12 +117,15 @@ class AckedRange(NamedTuple):
 
 
 class Ack(NamedTuple):
-    """Acknowledge messages as processed."""
+    """Acknowledge messages as processed. The `filtered` ones are not wanted by the
+    member's tags or selector.
+    """
 
     generation: int
     group: str
     member: str
     ranges: tuple[AckedRange, ...]
+    filtered: tuple[AckedRange, ...] = ()
 
 
 class Read(NamedTuple):
@@ -242,15 +246,19 @@ def unpack_fetch(payload: bytes) -> Fetch:
 
 def pack_ack(request: Ack) -> bytes:
     head = ACK.pack(request.generation) + _string(request.group) + _string(request.member)
-    return head + pack_refused(request.ranges)
+    return head + _pack_ranges(request.ranges, request.filtered)
 
 
 def pack_refused(refused: Sequence[AckedRange]) -> bytes:
     """Return the reply to an ACK: the ranges that were not accepted."""
-    topics = {
-        topic: index for index, topic in enumerate(dict.fromkeys(acked.topic for acked in refused))
-    }
-    ranges = [RANGE.pack(topics[topic], 0, *place) for topic, *place in refused]
+    return _pack_ranges(refused)
+
+
+def _pack_ranges(plain: Sequence[AckedRange], filtered: Sequence[AckedRange] = ()) -> bytes:
+    names = dict.fromkeys(one.topic for one in (*plain, *filtered))
+    topics = {topic: index for index, topic in enumerate(names)}
+    ranges = [RANGE.pack(topics[topic], 0, *place) for topic, *place in plain]
+    ranges += [RANGE.pack(topics[topic], FILTERED, *place) for topic, *place in filtered]
     return b"".join([COUNT.pack(len(ranges)), *ranges, _names(tuple(topics))])
 
 
@@ -258,25 +266,32 @@ def unpack_refused(payload: bytes) -> tuple[AckedRange, ...]:
     if not payload:
         return ()
     reader = PayloadReader(payload)
-    ranges = _ranges(reader)
+    ranges, filtered = _ranges(reader)
     reader.end()
+    _no_flags(FILTERED if filtered else 0)
     return ranges
 
 
-def _ranges(reader: PayloadReader) -> tuple[AckedRange, ...]:
+def _ranges(reader: PayloadReader) -> tuple[tuple[AckedRange, ...], tuple[AckedRange, ...]]:
+    """Return the plain ranges, and the filtered ones."""
     (count,) = reader.fields(COUNT)
-    ranges = list(RANGE.iter_unpack(reader.read(RANGE.size * count)))
+    rows = list(RANGE.iter_unpack(reader.read(RANGE.size * count)))
     topics = _read_names(reader)
-    return tuple(_acked(topics, *fields) for fields in ranges)
+    found: tuple[list[AckedRange], list[AckedRange]] = [], []
+    for index, flags, *place in rows:
+        if flags > FILTERED:
+            _no_flags(flags)
+        found[flags].append(_acked(topics, index, *place))
+    return tuple(found[0]), tuple(found[1])
 
 
 def unpack_ack(payload: bytes) -> Ack:
     reader = PayloadReader(payload)
     (generation,) = reader.fields(ACK)
     group, member = reader.group(), reader.name()
-    ranges = _ranges(reader)
+    ranges, filtered = _ranges(reader)
     reader.end()
-    return Ack(generation, group, member, ranges)
+    return Ack(generation, group, member, ranges, filtered)
 
 
 def pack_read(request: Read) -> bytes:
@@ -308,10 +323,7 @@ def unpack_read_letters(payload: bytes) -> ReadLetters:
     return ReadLetters(partition, offset, end, max_bytes, plan, topic)
 
 
-def _acked(
-    topics: Sequence[str], index: int, flags: int, partition: int, start: int, end: int
-) -> AckedRange:
-    _no_flags(flags)
+def _acked(topics: Sequence[str], index: int, partition: int, start: int, end: int) -> AckedRange:
     if index >= len(topics):
         raise RemoteProtocolError(f"a range names topic {index} of {len(topics)}")
     if not 0 <= start < end:

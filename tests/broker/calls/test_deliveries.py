@@ -10,7 +10,7 @@ import pytest
 from tests.broker.calls.test_plan_calls import Desk
 from txmq.broker.search import deliveries
 from txmq.client.protocol.calls import calls_by
-from txmq.client.protocol.life_events import events_of
+from txmq.client.protocol.life_events import FILTERED, events_of
 from txmq.client.protocol.lives import delivery_steps, life_steps
 from txmq.core.events.outcome import Rejected
 from txmq.core.transactions.decisions import DecideTransaction
@@ -58,8 +58,10 @@ def call(desk: Desk, name: str, **args: Any) -> Any:
     return desk.client.call(name, **args)
 
 
-def ack(desk: Desk, start: int, end: int) -> None:
-    acked = Ack(desk.joined["generation"], "g", "a", (AckedRange("t", 0, start, end),))
+def ack(desk: Desk, start: int, end: int, *, filtered: bool = False) -> None:
+    ranges = (AckedRange("t", 0, start, end),)
+    acks = ((), ranges) if filtered else (ranges, ())
+    acked = Ack(desk.joined["generation"], "g", "a", *acks)
     assert desk.client.ask(Opcode.ACK, pack_ack(acked)).status == 0
 
 
@@ -85,6 +87,31 @@ def test_the_log_tells_who_had_a_message_and_how_it_ended(desk: Desk) -> None:
     words = [event.what for event in events_of([letter])]
     assert words.count("delivered") == 3
     assert words.count("failed") == words.count("returned") == words.count("processed") == 1
+
+
+def test_what_a_filter_passed_over_is_not_called_processed(desk: Desk) -> None:
+    for number in range(40, 43):
+        desk.send(Message(b"x", f"k{number}"))
+    desk.consume()
+    ack(desk, 40, 41)
+    ack(desk, 41, 42, filtered=True)
+    plain, passed, held = lives(desk, 40, 41, 42)
+    assert (told(plain), told(passed)) == ([("a", 1, "processed")], [("a", 1, "filtered")])
+    last = [events_of([one])[-1].text for one in (plain, passed, held)]
+    assert last == ["processed", FILTERED, "leased"]
+    del passed["life"]["groups"][0]["deliveries"], passed["life"]["deliveries_known"]
+    assert events_of([passed])[-1].text.startswith("settled: processed, or passed over")
+    assert desk.ask("group.show", group="g")["filtered"] == 1
+
+
+def test_a_message_before_the_begin_of_a_group_was_not_delivered(desk: Desk) -> None:
+    desk.send(Message(b"x", "k40"))
+    late = {"group": "late", "member": "l", "instance": "l", "topics": ["t"], "start": "last"}
+    assert "error" not in call(desk, "consumer.join", **late)
+    [one] = lives(desk, 40)
+    [group] = [group for group in one["life"]["groups"] if group["group"] == "late"]
+    one["life"]["groups"] = [group]
+    assert events_of([one])[-1].text.startswith("not delivered: the group began behind it")
 
 
 def test_a_lost_consumer_and_many_replies(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -111,7 +111,7 @@ def test_the_life_of_a_processed_letter_names_its_plan(desk: Desk) -> None:
         desk.work(lambda _offset: False)
     lives = [desk.ask("message.life", topic="t", partition=0, offset=n) for n in (0, 1, 2)]
     over, died, never = (life["groups"][0] for life in lives)
-    assert (over["state"], over["plan"]["plan"]) == ("processed or skipped", "p")
+    assert (over["state"], over["plan"]["plan"]) == ("settled", "p")
     assert over["plan"]["outcome"] == "processed"
     assert (died["state"], died["plan"]["outcome"]) == ("dead", "died_again")
     shown = desk.ask("dlq.show", group="g", topic="t", partition=0, offset=1)

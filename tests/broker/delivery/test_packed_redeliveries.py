@@ -12,7 +12,7 @@ from txmq.client.protocol.consumer.fetched import decode_chunk
 from txmq.core.topics.sends import StoreBatch
 from txmq.core.topics.topics import CreateTopic
 from txmq.model.message import Message
-from txmq.wire.chunks import REDELIVERY, Chunk, unpack_chunks
+from txmq.wire.chunks import ACCEPTED, REDELIVERY, Chunk, unpack_chunks
 from txmq.wire.data_requests import Fetch, Opcode, pack_fetch
 from txmq.wire.frames import encode_frame
 
@@ -53,7 +53,8 @@ def test_neighbours_that_failed_come_as_one_chunk(singles: bool) -> None:  # noq
         if offset not in processed:
             client.call("consumer.nack", **place, delay_ms=0)
     chunks = fetch()
-    assert all(chunk.flags == REDELIVERY and chunk.attempt == 2 for chunk in chunks)
+    flags = REDELIVERY | ACCEPTED
+    assert all(chunk.flags == flags and chunk.attempt == 2 for chunk in chunks)
     got = {}
     for chunk in chunks:
         view = decode_chunk(chunk)

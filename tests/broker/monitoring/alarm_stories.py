@@ -5,6 +5,7 @@ alarm's text, and ends with its cause.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 from twisted.internet.defer import Deferred
 
@@ -207,6 +208,31 @@ def waiting_plan(desk: AlarmBroker) -> Iterator[str]:
     desk.broker.pass_time(1)
     yield "for an approval: 1, as p of group billing for 0:00:00: 1 letters, made by ada"
     handler.plan("approve", operator="bob")
+
+
+def differing_filters(desk: AlarmBroker) -> Iterator[str]:
+    desk.broker.do(CreateTopic("orders", 1))
+    desk.broker.do(CreateTopic("others", 1))
+    client = desk.broker.connect()
+
+    def join(member: str, topic: str, wanted: str = "", group: str = "billing") -> None:
+        joined: Any = client.call(
+            "consumer.join", group=group, topics=[topic], instance="i", member=member,
+            session_ms=3_600_000, filter=wanted,
+        )  # fmt: skip
+        assert "error" not in joined
+
+    join("m", "orders", "tags 'paid'")
+    join("n", "orders", "tags 'paid'")
+    join("o", "others", "tags 'new'")
+    join("m", "orders", group="audit")
+    yield ""
+    join("n", "orders")
+    yield (
+        "members of group billing take different messages of topic orders: m tags 'paid', "
+        "n everything"
+    )
+    join("m", "orders")
 
 
 def old_fence(desk: AlarmBroker) -> Iterator[str]:
@@ -435,6 +461,7 @@ STORIES = {
     "fence.full": full_fence,
     "group.guarded": flood,
     "group.slow": slow,
+    "group.filters_differ": differing_filters,
     "fence.old": old_fence,
     "plan.paused": paused_plan,
     "plan.waiting": waiting_plan,

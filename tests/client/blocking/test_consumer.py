@@ -15,6 +15,7 @@ from tests.client.real_consumers import drain, floors, receive, shown
 from tests.client.scripted_member import fresh
 from txmq.client.blocking.client import Client
 from txmq.client.blocking.consumer.consumer import Consumer
+from txmq.client.protocol.consumer.settings import MAX_FILTER
 from txmq.errors import GroupMismatch, LocalProtocolError, NotLeased
 from txmq.model.message import Message, ReceivedMessage
 from txmq.model.retry import RetryPolicy
@@ -130,6 +131,63 @@ def test_a_selector_leaves_out_the_rest_and_the_position_passes_it(
     consumer = joined(group, topic, selector="region = 'eu' AND price BETWEEN 3 AND 7")
     assert [message.body for message in receive(consumer, 3)] == [b"3", b"5", b"7"]
     wait_until(lambda: floors(client, group) == 10, what="the position passes what is not wanted")
+
+
+def test_a_member_says_what_it_takes(client: Client, joined: Callable[..., Consumer]) -> None:
+    topic, group = fresh("t"), fresh("g")
+    wanted: list[dict[str, Any]] = [
+        {},
+        {"tags": {"sent", "paid"}},
+        {"selector": "price > 9"},
+        {"tags": ["paid"], "selector": "price > 9"},
+        {"selector": " OR ".join(f"price = {n}" for n in range(99))},
+    ]
+    for number, options in enumerate(wanted):
+        joined(group, topic, member=f"m-{number}", **options)
+    members = client.call("group.show", group=group)["member_list"]
+    told = {one["member"]: one["filter"] for one in members}
+    assert list(told.values())[:4] == [
+        "",
+        "tags 'paid', 'sent'",
+        "selector price > 9",
+        "tags 'paid'; selector price > 9",
+    ]
+    assert len(told["m-4"]) == MAX_FILTER
+    raised = client.call("broker.alarms")["alarms"]
+    [text] = [one["text"] for one in raised if one["name"] == "group.filters_differ"]
+    assert "take different messages of topic" in text
+
+
+@pytest.mark.parametrize("by_batch", [False, True])
+def test_an_edited_letter_reaches_the_consumer_whose_filter_does_not_want_it(
+    client: Client,
+    joined: Callable[..., Consumer],
+    by_batch: bool,  # noqa: FBT001
+) -> None:
+    topic, group = fresh("t"), fresh("g")
+    rows = [Message(b"%d" % n, "k", "paid", {"region": "eu"}) for n in range(3)]
+    client.send_batch(topic, rows)
+    consumer = joined(group, topic, tags={"paid"}, selector="region = 'eu'")
+
+    def received() -> ReceivedMessage:
+        if by_batch:
+            batch = consumer.receive_batch(PATIENCE_S)
+            assert batch is not None
+            return batch.messages()[0]
+        message = consumer.receive(PATIENCE_S)
+        assert message is not None
+        return message
+
+    first = received()
+    consumer.dead_letter(first, "no such region")
+    wait_until(lambda: list(client.letters(group)), what="the letter")
+    [letter] = client.letters(group)
+    client.edit_letter(letter, headers={"region": "us"}, operator="ada", reason="moved")
+    place = [letter.topic, letter.partition, letter.offset]
+    client.call("dlq.replay", group=group, letters=[place], operator="ada")
+    while (again := received()).offset != first.offset:
+        pass
+    assert again.headers["region"] == "us"
 
 
 def test_batches_without_a_wanted_tag_do_not_leave_the_broker(

@@ -120,6 +120,20 @@ def test_a_delivery_without_a_wanted_tag_leaves_nothing_behind() -> None:
     assert (pop_many(queue), queue.ready, queue.ready_bytes) == ([], 0, 0)
 
 
+@pytest.mark.parametrize("accepted", [False, True])
+def test_what_the_group_has_accepted_before_is_not_filtered(accepted: bool) -> None:  # noqa: FBT001
+    for by_batch in (False, True):
+        queue = LocalQueue(ordered=False, tags=frozenset({"paid"}), selector=parse("price > 9"))
+        made = chunk(Message(b"edited", "k", "new", {"price": "1"}), at=5, accepted=accepted)
+        unwanted = queue.add(fetched_batch(made))
+        if by_batch:
+            batch = queue.pop_batch(now=1.0)
+            got = [] if batch is None else list(batch.offsets)
+        else:
+            got = [message.offset for message in pop_many(queue)]
+        assert (unwanted, got) == (([], [5]) if accepted else (list(places((5, 6))), []))
+
+
 def test_a_selector_filters_by_headers_beside_the_tags() -> None:
     queue = LocalQueue(
         ordered=False, tags=frozenset({"paid"}), selector=parse("price > 9 AND $key <> 'k3'")
@@ -286,5 +300,5 @@ def test_messages_of_a_run_have_times_of_their_own_and_are_acked_as_one_range() 
     for message in received:
         assert queue.settle_one(message, now=2.0)
         acks.add(message.topic, message.partition, message.offset, message.offset + 1, 2.0)
-    assert acks.begin_request() == (AckedRange("orders", 0, 0, 3),)
+    assert acks.begin_request() == ((AckedRange("orders", 0, 0, 3),), ())
     assert not queue.unsettled()

@@ -54,6 +54,7 @@ def test_a_member_joins_with_its_settings_and_then_fetches() -> None:
         "span": None,
         "static": False,
         "version": "",
+        "filter": "",
         "member": None,
         "held": None,
     }

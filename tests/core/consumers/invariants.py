@@ -272,6 +272,8 @@ def check_fences(
             assert head.kind in kinds
     for message, row in rows.items():
         assert row.key_hash == keys[message]
+        judged = bool(row.first_failed_at or row.number or row.replays or row.given_by)
+        assert row.accepted or not judged, "a filter could pass over what was accepted"
         retried = row.kind in (FailedKind.RETRY, FailedKind.LOCAL)
         if group.ordered and retried and row.key_hash is not None:
             known = fences.get((message[0], row.key_hash))

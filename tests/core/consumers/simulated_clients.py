@@ -217,7 +217,7 @@ class Clients(ConsumersWorld):
             self.refused(consumer, reply, stale=True)
             return
         assert not stale, "delivered to a member that does not know the present generation"
-        out = sum(end - start for _pick, start, end, _attempt in reply.deliveries)
+        out = sum(end - start for _pick, start, end, *_rest in reply.deliveries)
         assert flood is None or group.breaker is None or out <= (0 if probed else 1), (
             "a flood was let through"
         )
@@ -234,7 +234,7 @@ class Clients(ConsumersWorld):
         if isinstance(reply, Rejected):
             return reply
         got = []
-        for pick, start, end, attempt in reply.deliveries:
+        for pick, start, end, attempt, _accepted in reply.deliveries:
             c = found.candidates[pick]
             self.note_deaths(
                 consumer,

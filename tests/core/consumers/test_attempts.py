@@ -117,7 +117,7 @@ def test_a_dead_letter_keeps_its_history_when_it_is_processed(world: ConsumersWo
     redeliver(world)
     world.ack("a", (0, 1))
     life = in_group(world.state, world.group(), PLACE, 7, 0)
-    assert life["state"] == "processed or skipped"
+    assert life["state"] == "settled"
     assert [one["error_text"] for one in life["history"]] == ["one", "two"]
     assert past_failures.find_over(world.state, b"", 10) == (None, None)
     world.state.topics_by_id[1].start_offsets[0] = 1

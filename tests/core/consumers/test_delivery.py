@@ -61,7 +61,7 @@ def test_neighbouring_batches_are_joined_to_runs(world: ConsumersWorld) -> None:
         (0, 7),
     ]
     (pick,) = world.read_candidates(world.choose("a", run=100, most=8).candidates[1:])
-    assert world.do(Deliver("g", "a", 1, (pick,))).deliveries == ((0, 0, 7, 1),)
+    assert world.do(Deliver("g", "a", 1, (pick,))).deliveries == ((0, 0, 7, 1, False),)
     assert [
         (c.partition, c.base_offset, c.first_row, c.rows)
         for c in world.choose("a", run=100).candidates
@@ -266,7 +266,8 @@ def test_a_candidate_names_its_batch(world: ConsumersWorld) -> None:
         1,
     )
     assert not candidate.needs_keys
-    assert world.do(Deliver("g", "a", 1, (CandidateRead(candidate),))).deliveries == ((0, 1, 3, 1),)
+    reply = world.do(Deliver("g", "a", 1, (CandidateRead(candidate),)))
+    assert reply.deliveries == ((0, 1, 3, 1, False),)
 
 
 def test_messages_of_topics_that_a_member_excludes_are_not_planned() -> None:

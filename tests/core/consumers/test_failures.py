@@ -57,6 +57,7 @@ def test_a_failed_message_leaves_its_place_and_the_floor_passes(world: Consumers
     row = FailedMessage(
         FailedKind.RETRY, 1, world.now + SECOND, 7, batch.attachment_position, BATCH, 0,
         batch.end, batch.stored_at, "a", "E", "text", "print", first_failed_at=world.now,
+        accepted=True,
     )  # fmt: skip
     assert world.events(since) == [Retried(1, (Move(1, 0, 0, row),), (), failed=True)]
     assert world.group().positions[TopicPartition(1, 0)].floor == 1

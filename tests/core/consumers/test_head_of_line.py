@@ -6,7 +6,10 @@ import pytest
 
 from tests.core.consumers.world import QUICK, ConsumersWorld
 from txmq.core.consumers import head_of_line
+from txmq.core.consumers.commands import ResetPosition
 from txmq.core.consumers.head_of_line import Window
+from txmq.core.state import failed_messages
+from txmq.core.state.positions import MAX_FILTERED
 from txmq.model.retry import FailureReport
 from txmq.model.topic_partition import TopicPartition
 
@@ -83,3 +86,32 @@ def test_in_an_outage_second_failures_count_as_before(world: ConsumersWorld) -> 
     world.fetch("a")
     assert not world.nack("a", 0, failure=AWAY).guarded
     assert world.nack("a", 2, failure=AWAY).guarded
+
+
+def test_what_filters_passed_over_makes_no_poison_of_an_outage(world: ConsumersWorld) -> None:
+    world.ack("a", filtered=((1, 20), (21, 40)))
+    for _ in range(2):
+        for offset in (0, 20):
+            world.nack("a", offset, delay=0, failure=AWAY)
+        assert world.offsets("a") == [0, 20]
+    world.now += 20 * SECOND
+    seen = window(world)
+    assert (seen.size, seen.word, seen.unprocessed_share) == (2, "outage", 1.0)
+    row = failed_messages.get(world.state, world.group(), (1, 0, 0))
+    assert row is not None
+    assert not head_of_line.is_poison(world.group(), (1, 0, 0), row)
+
+
+def test_only_the_last_filtered_ranges_are_known_and_a_window_begins_there() -> None:
+    world = ConsumersWorld(t=1)
+    world.publish("t", *range(3 * MAX_FILTERED))
+    world.join("a", retry=QUICK)
+    world.fetch("a")
+    world.nack("a", 0, failure=AWAY)
+    passed = tuple((offset, offset + 1) for offset in range(1, 3 * MAX_FILTERED, 2))
+    world.ack("a", filtered=passed)
+    positions = world.group().positions
+    assert len(positions[TopicPartition(1, 0)].filtered) == MAX_FILTERED
+    assert window(world)[:4] == (MAX_FILTERED + 1, MAX_FILTERED - 1, MAX_FILTERED - 1, 0)
+    world.do(ResetPosition("g", "t", "first"))
+    assert not positions[TopicPartition(1, 0)].filtered

@@ -16,6 +16,17 @@ EVENTS = (
     FingerprintNoted(7, "f-1", "see ticket 9: é", "ada"),
     SelectionSaved("bees", '{"error_type":"B"}', "ada: for Monday"),
 )
+ROW = FailedMessage(1, 0, 0, -5, 4_096, 300, 2, 1_000, 900, given_by="billing", accepted=True)
+NOTHING: tuple[tuple[Move, ...], tuple[FenceChange, ...]] = ((), ())
+GIVEN_EVENT = LettersGiven(
+    7,
+    8,
+    ((1, 0, 17, True),),
+    ((Move(1, 0, 17, ROW),), (FenceChange(1, -5, 1, 0, 17, 9),)),
+    NOTHING,
+    "ada",
+    "theirs",
+)
 
 
 def test_the_events_are_those_in_the_golden_file() -> None:
@@ -26,14 +37,8 @@ def test_the_events_are_those_in_the_golden_file() -> None:
 
 
 def test_letters_that_were_given_are_those_in_the_golden_file() -> None:
-    row = FailedMessage(1, 0, 0, -5, 4_096, 300, 2, 1_000, 900, given_by="billing")
-    fence = FenceChange(1, -5, 1, 0, 17, 9)
-    nothing: tuple[tuple[Move, ...], tuple[FenceChange, ...]] = ((), ())
-    event = LettersGiven(
-        7, 8, ((1, 0, 17, True),), ((Move(1, 0, 17, row),), (fence,)), nothing, "ada", "theirs"
-    )
     assert base.KINDS[LettersGiven] == 144
-    assert base.encode(event) == GIVEN.read_bytes()
-    again = base.decode(144, base.encode(event))
+    assert base.encode(GIVEN_EVENT) == GIVEN.read_bytes()
+    again = base.decode(144, base.encode(GIVEN_EVENT))
     assert isinstance(again, LettersGiven)
-    assert failed_rows.decode_move(again.theirs[0][0]).row == row
+    assert failed_rows.decode_move(again.theirs[0][0]).row == ROW

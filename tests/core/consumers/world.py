@@ -52,6 +52,7 @@ class ConsumersWorld(Driver):
         super().__init__()
         self.keys: dict[tuple[int, int, int], int | None] = {}
         self.last_reply: Any = None
+        self.accepted = set[int]()  # offsets of the last delivery that no filter may pass over
         for name, partitions in topics.items():
             self.do(CreateTopic(name, partitions))
 
@@ -168,8 +169,9 @@ class ConsumersWorld(Driver):
         reply = self.last_reply = self.do(Deliver(group, member, generation, picks))
         if isinstance(reply, Rejected):
             return reply
-        got = []
-        for pick, start, end, attempt in reply.deliveries:
+        got, self.accepted = [], set()
+        for pick, start, end, attempt, accepted in reply.deliveries:
+            self.accepted |= set(range(start, end)) if accepted else set()
             name = self.state.topics_by_id[picks[pick].candidate.topic_id].name
             partition = picks[pick].candidate.partition
             got += [Received(name, partition, offset, attempt) for offset in range(start, end)]
@@ -201,14 +203,14 @@ class ConsumersWorld(Driver):
         *ranges: tuple[int, int],
         topic: str = "t",
         partition: int = 0,
+        filtered: tuple[tuple[int, int], ...] = (),
         **options: Any,
     ) -> Any:
         group, generation = self._who(options)
-        return self.do(
-            AckMessages(
-                group, member, generation, tuple((topic, partition, *one) for one in ranges)
-            )
+        done, passed = (
+            tuple((topic, partition, *one) for one in some) for some in (ranges, filtered)
         )
+        return self.do(AckMessages(group, member, generation, done, passed))
 
     def return_messages(
         self,

@@ -27,7 +27,11 @@ from txmq.core.state.failed_rows import FailedKind, FailedMessage, Move
 from txmq.core.state.plans import Plan, PlanSettings, PlanState
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "plan-events-v1.bin"
-ROW = FailedMessage(FailedKind.RETRY, 0, 5, -7, 4_096, 80, 1, 4_096, 9, "m", "E", "é", "f", plan=3)
+ROW = FailedMessage(
+    *(FailedKind.RETRY, 0, 5, -7, 4_096, 80, 1, 4_096, 9, "m", "E", "é", "f"),
+    plan=3,
+    accepted=True,
+)
 EVENTS = (
     PlanCreated(3, "mend", 7, PlanSettings(rate=0.5, canary=2), '{"error_type":"E"}', "ada: why"),
     PlanLettersAdded(3, ((1, 0, 5, ""), (1, 0, 6, "in plan p")), "00ff", complete=False),

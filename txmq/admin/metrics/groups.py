@@ -44,6 +44,7 @@ GROUP_GAUGES = {
     "stores_lost": "Local stores of consumers that have messages, and no owner",
     "floods": "Times that the group's circuit breaker opened: many keys failed with one error",
     "expired": "Messages that expired before their delivery",
+    "filtered": "Messages that members passed over, by tags or selector",
     "members": "Members of the group",
 }
 HEADS = {  # what windows of partitions tell, and what else is counted with them
@@ -217,14 +218,14 @@ class GroupMetrics(Collector):
         )
         done = CounterMetricFamily(
             "txmq_consumergroup_messages",
-            "Messages processed or passed over; a reset lowers it",
+            "Messages settled: processed, failed or passed over; a reset lowers it",
             labels=labels,
         )
         pairs = ((group, one) for group, topics in self._lags.items() for one in topics.values())
         for group, one in islice(pairs, MAX_PAIRS):
             lag.add_metric((group, one.topic), one.lag)
             age.add_metric((group, one.topic), one.lag_ms / 1_000)
-            done.add_metric((group, one.topic), one.processed)
+            done.add_metric((group, one.topic), one.settled)
         yield from (lag, age, done)
 
 
@@ -252,7 +253,7 @@ def _add_lags(topics: dict[str, TopicLag], found: Iterable[TopicLag]) -> None:
                 one.topic,
                 old.lag + one.lag,
                 max(old.lag_ms, one.lag_ms),
-                old.processed + one.processed,
+                old.settled + one.settled,
             )
         )
 

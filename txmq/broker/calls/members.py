@@ -94,6 +94,7 @@ class MemberCalls:
                 settings.session_us,
                 static=args.static,
                 version=args.version,
+                filter_=args.filter,
             )
             return {
                 "group": reply.group,

@@ -32,12 +32,13 @@ log = structlog.get_logger()
 
 class MemberPlace(NamedTuple):
     """Place of a member, as it says: `version` is that of its program, `client` that
-    of its txmq.
+    of its txmq. `filter` is what it takes, by tags and selector; "" = everything.
     """
 
     host: str = ""
     version: str = ""
     client: str = ""
+    filter: str = ""
 
 
 NOWHERE = MemberPlace()
@@ -97,13 +98,14 @@ class MemberSessions:
         *,
         static: bool,
         version: str = "",
+        filter_: str = "",
     ) -> None:
         """Begin the session of a member that joined, perhaps again, on this
         connection.
         """
         name, lasts = (group, member), timeout_us / SECOND
         client = "" if session.hello is None else session.hello.client
-        place = MemberPlace(session.peer_host, version, client)
+        place = MemberPlace(session.peer_host, version, client, filter_)
         self._sessions[name] = _MemberSession(
             instance, session, lasts, self._clock.seconds() + lasts, static, place=place
         )
@@ -132,6 +134,14 @@ class MemberSessions:
         """Return where a member runs; empty texts if it has not come back yet."""
         seen = self._sessions.get((group, member))
         return NOWHERE if seen is None else seen.place
+
+    def filters(self) -> dict[str, dict[str, str]]:
+        """Return what members take, as they said at their join, by group and member."""
+        found: dict[str, dict[str, str]] = {}
+        for (group, member), seen in self._sessions.items():
+            if seen.place is not NOWHERE:
+                found.setdefault(group, {})[member] = seen.place.filter
+        return found
 
     def paused_topics(self, group: str) -> dict[str, frozenset[str]]:
         """Return the topics that members do not fetch for now, by member."""

@@ -21,7 +21,7 @@ from txmq.core.transactions.queries import recorded_conflicts
 from txmq.model.units import SECOND
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from txmq.broker.background.clock_service import ClockStatus
     from txmq.broker.checkback.resolvers import ResolverStatus
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 DOUBTED = timedelta(days=1)  # a broker that was down for less is no reason for an alarm
 BUILT_WITHIN_S = 3_600.0  # a plan whose letters a client adds
 BEHIND_S = 10.0  # that sends wait; less is a burst
+EVERYTHING = "everything"  # instead of what a filter lets through
 FAULT_S = 3_600.0  # that an internal error stays an alarm
 
 
@@ -58,6 +59,7 @@ class Conditions(NamedTuple):
     faults: Faults
     silent_s: float  # that the oldest pending reply has waited
     behind_s: float  # that sends have been waiting for the disk
+    filters: Mapping[str, Mapping[str, str]]  # of members, by group
 
     def older_than(self, since: int, seconds: float) -> bool:
         """Return whether `since` is more than `seconds` ago; 0 = never."""
@@ -279,6 +281,31 @@ def group_slow(seen: Conditions) -> str | Raised:
     granted_at, name, member = oldest
     text = f"member {member} of group {name} has had messages for {seen.age(granted_at)}"
     return Raised(text, f"group:{name}")
+
+
+def group_filters_differ(seen: Conditions) -> str | Raised:
+    for name, filters in seen.filters.items():
+        group = seen.state.groups.by_name.get(name)
+        if group is None or len({*filters.values()}) < 2:
+            continue
+        # one member for each filter with these topics: most members have the same
+        found = {
+            (member.topics, filters[member.name]): member.name
+            for member in group.members.values()
+            if member.name in filters
+        }
+        takes: dict[int, tuple[str, str]] = {}  # topic: a member, and its filter
+        for (topics, own), member_name in found.items():
+            for topic_id in topics:
+                other, others = takes.setdefault(topic_id, (member_name, own))
+                if others != own:
+                    return Raised(
+                        f"members of group {name} take different messages of topic "
+                        f"{seen.state.topics_by_id[topic_id].name}: {other} "
+                        f"{others or EVERYTHING}, {member_name} {own or EVERYTHING}",
+                        f"group:{name}",
+                    )
+    return ""
 
 
 def fence_old(seen: Conditions) -> str | Raised:

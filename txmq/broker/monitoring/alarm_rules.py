@@ -206,6 +206,13 @@ ALARM_RULES = (
         "they can process",
     ),
     AlarmRule(
+        "group.filters_differ",
+        "warning",
+        conditions.group_filters_differ,
+        "give all members of the group the same tags and selector: what one of them passes over "
+        "is settled for all; while a new version is deployed, wait for its end",
+    ),
+    AlarmRule(
         "fence.old",
         "warning",
         conditions.fence_old,

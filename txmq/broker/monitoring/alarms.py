@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from txmq.broker.checkback.resolvers import Resolvers
     from txmq.broker.checkback.transaction_listeners import TransactionListeners
     from txmq.broker.data_directory.retention_service import RetentionService
+    from txmq.broker.delivery.member_sessions import MemberSessions
     from txmq.broker.engine.engine import Engine
     from txmq.broker.reactor.held_sends import HeldSends
     from txmq.config.broker import AlarmSettings as Limits
@@ -132,8 +133,9 @@ class AlarmService:
         retention: RetentionService,
         clock: ClockService,
         sends: HeldSends,
+        members: MemberSessions,
     ) -> None:
-        self._clock, self._sends = clock, sends
+        self._clock, self._sends, self._members = clock, sends, members
         self._engine, self._limits, self._resolvers = engine, limits, resolvers
         self._listeners, self._retention = listeners, retention
         self._raised: dict[str, Alarm] = {}
@@ -181,6 +183,7 @@ class AlarmService:
             engine.faults,
             engine.oldest_reply_s(),
             self._sends.waiting_s,
+            self._members.filters(),
         )
 
     def _judge(self, rule: AlarmRule, found: str | Raised, now: int) -> None:

@@ -38,7 +38,9 @@ class ConsumerRequests:
 
     def ack(self, session: ClientSession, frame: Frame) -> None:
         request = data_requests.unpack_ack(frame.payload)
-        command = AckMessages(request.group, request.member, request.generation, request.ranges)
+        command = AckMessages(
+            *(request.group, request.member, request.generation), request.ranges, request.filtered
+        )
         answer = partial(session.answer, frame, _refused_acks)
         self._engine.submit(command, answer, early=self._engine.flush_policy)
 

@@ -40,7 +40,7 @@ ENDS: Final = {
     FailedKind.LETTER: "failed",
     FailedKind.LOCAL: "kept at the consumer",
 }
-DELIVERED, PROCESSED = "delivered", "processed"
+DELIVERED, PROCESSED, FILTERED = "delivered", "processed", "filtered"
 
 
 class Known(NamedTuple):
@@ -210,7 +210,7 @@ class DeliverySearch:
         for number, _one in (*self._in(event.expired), *self._among(event.expired_rows)):
             self._end(number, group, "expired", over=True)
         for number, _one in self._in(event.unwanted):
-            self._end(number, group, "not wanted", over=True)
+            self._end(number, group, FILTERED, over=True)
 
     def _note(
         self, number: int, group_id: int, lease: int, member: str, attempt: int | None
@@ -227,6 +227,8 @@ class DeliverySearch:
     def _acked(self, event: events.Acked) -> None:
         for number, _one in (*self._in(event.ranges), *self._among(event.rows)):
             self._end(number, event.group_id, PROCESSED, over=True)
+        for number, _one in (*self._in(event.filtered), *self._among(event.filtered_rows)):
+            self._end(number, event.group_id, FILTERED, over=True)
         self._moved(event)
 
     def _returned(self, event: events.Returned) -> None:

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from txmq.model.tracebacks import last_line
 
 Fields = Mapping[str, Any]
+FILTERED = "passed over by the filter (tags, selector) of a member"
 
 
 class LifeEvent(NamedTuple):
@@ -50,7 +51,7 @@ def _of_message(message: Fields) -> Iterator[LifeEvent]:
     elif message["state"] not in ("published", "undecided"):
         yield LifeEvent(None, name, str(message["state"]))
     for group in life.get("groups", ()):
-        yield from _of_group(name, group)
+        yield from _of_group(name, group, life.get("deliveries_known"))
         yield from _of_fence(message, group)
     if "deliveries_known" in life:
         yield from _of_log(name, life["deliveries_known"])
@@ -87,13 +88,13 @@ def _of_fence(message: Fields, group: Fields) -> Iterator[LifeEvent]:
     yield LifeEvent(fence["since"], name_of(message), "key fenced", str(group["group"]), text)
 
 
-def _of_group(name: str, group: Fields) -> Iterator[LifeEvent]:
+def _of_group(name: str, group: Fields, known: Fields | None) -> Iterator[LifeEvent]:
     who = str(group["group"])
     for attempt in group.get("history", ()):
         error = attempt["error_type"] or "no error was given"
         last = last_line(str(attempt["error_text"]))
-        known = () if last.startswith(error) else (error,)
-        text = ": ".join(filter(None, (f"attempt {attempt['attempt']}", *known, last)))
+        named = () if last.startswith(error) else (error,)
+        text = ": ".join(filter(None, (f"attempt {attempt['attempt']}", *named, last)))
         by = f"{who}, {attempt['consumer']}" if attempt["consumer"] else who
         yield LifeEvent(attempt["at"], name, "failed", by, text)
     yield from _of_deliveries(name, group)
@@ -115,7 +116,30 @@ def _of_group(name: str, group: Fields) -> Iterator[LifeEvent]:
         yield LifeEvent(edit["at"], name, "edited", edit["by"], text)
     reason = f": {group['reason']}" if group.get("reason") else ""
     given = f", given by group {group['given_by']}" if group.get("given_by") else ""
-    yield LifeEvent(None, name, "state", who, f"{group['state']}{reason}{given}")
+    yield LifeEvent(None, name, "state", who, f"{state_of(group, known)}{reason}{given}")
+
+
+# ends of the last delivery of a settled message, and what they say of it
+SETTLED_BY = {
+    "processed": "processed",
+    "filtered": FILTERED,
+    "expired": "expired",
+    "acked in a transaction": "processed",
+}
+
+
+def state_of(group: Fields, known: Fields | None) -> str:
+    """Return what a group has done with a message. How it was settled, only its
+    deliveries in the log tell.
+    """
+    if group["state"] != "settled":
+        return str(group["state"])
+    ends = [one["ended"] for one in group.get("deliveries", ())]
+    if ends and ends[-1] in SETTLED_BY:
+        return SETTLED_BY[ends[-1]]
+    if known is not None and known["whole"] and not known["more"] and not ends:
+        return "not delivered: the group began behind it, or was reset"
+    return "settled: processed, or passed over by a filter, expiry or a reset"
 
 
 def _of_deliveries(name: str, group: Fields) -> Iterator[LifeEvent]:

@@ -36,42 +36,41 @@ class AckReply(NamedTuple):
     refused: tuple[TopicRange, ...] = ()
 
 
-class _Claimed(NamedTuple):
-    group: ConsumerGroup
-    ranges: tuple[Range, ...]
-    rows: tuple[MessageRef, ...]
-    reply: AckReply
+def _claim(
+    state: State,
+    group: ConsumerGroup,
+    command: AckMessages | ReturnMessages,
+    ranges: Iterable[TopicRange],
+) -> LeaseClaim:
+    claim = LeaseClaim(group, command.member, command.generation)
+    for claimed in ranges:
+        claim.add(state, *claimed)
+    return claim
 
 
-def _claim(state: State, command: AckMessages | ReturnMessages) -> _Claimed | Rejected:
+def _messages(claim: LeaseClaim) -> int:
+    return sum(end - start for _topic, _partition, start, end in claim.ranges) + len(claim.rows)
+
+
+def decide_ack(state: State, command: AckMessages, now: int) -> Outcome | Rejected:
     found = find_member(state, command.group, command.member)
     if isinstance(found, Rejected):
         return found
     group, _member = found
-    claim = LeaseClaim(group, command.member, command.generation)
-    for claimed in command.ranges:
-        claim.add(state, *claimed)
-    ranges = claim.ranges
-    messages = sum(end - start for _topic_id, _partition, start, end in ranges) + len(claim.rows)
-    return _Claimed(group, ranges, tuple(claim.rows), AckReply(messages, tuple(claim.stale)))
-
-
-def decide_ack(state: State, command: AckMessages, now: int) -> Outcome | Rejected:
-    claimed = _claim(state, command)
-    if isinstance(claimed, Rejected):
-        return claimed
-    group, ranges, rows, reply = claimed
-    if reply.stale:
-        reply = reply._replace(refused=tuple(_unprocessed(state, group, reply.stale)))
+    done = _claim(state, group, command, command.ranges)
+    passed = _claim(state, group, command, command.filtered)
+    stale = (*done.stale, *passed.stale)
+    refused = tuple(_unprocessed(state, group, stale)) if stale else ()
+    reply = AckReply(_messages(done) + _messages(passed), stale, refused)
     if not reply.messages:
         return Outcome(reply=reply)
-    if not rows:
-        return Outcome((Acked(group.group_id, ranges, rows, (), ()),), reply)
     changes = FailureChanges(state, group, now)
-    for ref in rows:
+    for ref in (*done.rows, *passed.rows):
         if ref[0] in group.fences:
             changes.processed(ref, failed_messages.key_of(state, group, ref))
-    return Outcome((Acked(group.group_id, ranges, rows, *changes.fields()),), reply)
+    settled, filtered = (done.ranges, tuple(done.rows)), (passed.ranges, tuple(passed.rows))
+    event = Acked(group.group_id, *settled, *changes.fields(), *filtered)
+    return Outcome((event,), reply)
 
 
 def _unprocessed(
@@ -103,10 +102,12 @@ def apply_acked(state: State, event: Acked, context: RecordContext) -> None:
         key_fences.apply_changes(state, group, event.moves, event.fences, context.stored_at)
     _settle_rows(state, group, event.rows)
     for acked in event.ranges:
-        settle_range(state, group, acked)
+        _settle_range(state, group, acked)
+    if event.filtered or event.filtered_rows:
+        _pass_over(state, group, event, context.stored_at)
 
 
-def settle_range(state: State, group: ConsumerGroup, acked: Range) -> None:
+def _settle_range(state: State, group: ConsumerGroup, acked: Range) -> None:
     """Apply: leased messages of a partition are processed."""
     topic_id, partition, start, end = acked
     tp = TopicPartition(topic_id, partition)
@@ -115,6 +116,26 @@ def settle_range(state: State, group: ConsumerGroup, acked: Range) -> None:
         position.settle(released.start, released.end)
         messages = released.end - released.start
         circuit_breaker.record_acks(group, released.value.lease, messages)
+
+
+def _pass_over(state: State, group: ConsumerGroup, event: Acked, at: int) -> None:
+    """Apply: messages are settled that a member's filter does not want. They tell a
+    circuit breaker nothing.
+    """
+    for topic_id, partition, start, end in event.filtered:
+        tp = TopicPartition(topic_id, partition)
+        for released in leases.release_range(state, group, tp, start, end):
+            group.positions[tp].settle_filtered(released.start, released.end)
+            group.filtered += released.end - released.start
+            circuit_breaker.record_filtered(group, released.value.lease, at)
+    for topic_id, partition, offset in event.filtered_rows:
+        ref = (topic_id, partition, offset)
+        circuit_breaker.record_filtered(group, group.leased_rows.get(ref, 0), at)
+        settle_row(state, group, ref, "filtered")
+        position = state.groups.position_for_update(group, TopicPartition(topic_id, partition))
+        position.settle_filtered(offset, offset + 1)
+        group.filtered += 1
+    state.groups.dirty_groups.add(group.group_id)
 
 
 def _settle_rows(state: State, group: ConsumerGroup, rows: tuple[MessageRef, ...]) -> None:
@@ -142,18 +163,22 @@ def settle_row(
     """Apply: a message that had failed before is processed, or ends for this reason."""
     row = failed_changes.remove(state, group, ref, why)
     if row is not None:
-        circuit_breaker.record_acks(group, group.leased_rows.get(ref, 0), 1)
+        if why == failed_changes.PROCESSED:
+            circuit_breaker.record_acks(group, group.leased_rows.get(ref, 0), 1)
         leases.release_row(state, group, ref)
         key_fences.settle_head(state, group, ref, row.key_hash)
 
 
 def decide_return(state: State, command: ReturnMessages, now: int) -> Outcome | Rejected:
-    claimed = _claim(state, command)
-    if isinstance(claimed, Rejected):
-        return claimed
-    group, ranges, rows, reply = claimed
-    due = tuple((*ref, now) for ref in rows)
-    return Outcome((Returned(group.group_id, ranges, due),) if reply.messages else (), reply)
+    found = find_member(state, command.group, command.member)
+    if isinstance(found, Rejected):
+        return found
+    group, _member = found
+    claim = _claim(state, group, command, command.ranges)
+    reply = AckReply(_messages(claim), tuple(claim.stale))
+    due = tuple((*ref, now) for ref in claim.rows)
+    returned = Returned(group.group_id, claim.ranges, due)
+    return Outcome((returned,) if reply.messages else (), reply)
 
 
 def apply_returned(state: State, event: Returned, context: RecordContext) -> None:

@@ -87,6 +87,14 @@ def record_acks(group: ConsumerGroup, lease: int, messages: int) -> None:
             window.clear()
 
 
+def record_filtered(group: ConsumerGroup, lease: int, now: int) -> None:
+    """Apply: if a message of this lease was the probe, the next one is due: no handler
+    had it.
+    """
+    if group.breaker is not None and lease and lease == group.breaker.lease:
+        group.breaker = group.breaker._replace(lease=0, probe_at=now)
+
+
 def open_breaker(group: ConsumerGroup, fingerprint: str, error_type: str, now: int) -> None:
     """Apply: open the breaker; the first probe is due after `MIN_PAUSE`."""
     group.failure_window.clear()

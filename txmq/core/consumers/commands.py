@@ -172,12 +172,15 @@ class Deliver(NamedTuple):
 
 
 class AckMessages(NamedTuple):
-    """Report messages as processed."""
+    """Report messages as processed. The `filtered` ones are not wanted by the member's
+    tags or selector.
+    """
 
     group: str
     member: str
     generation: int
     ranges: tuple[TopicRange, ...]
+    filtered: tuple[TopicRange, ...] = ()
 
 
 class ReturnMessages(NamedTuple):

@@ -42,13 +42,14 @@ if TYPE_CHECKING:
 
 class DeliveredRange(NamedTuple):
     """Rows that are delivered: offsets start <= offset < end of the batches of this
-    read.
+    read. `accepted`: no filter may pass them over (`FailedMessage`).
     """
 
     read_index: int
     start: int
     end: int
     attempt: int
+    accepted: bool = False
 
 
 class DeliverReply(NamedTuple):
@@ -278,7 +279,7 @@ class _DeliveryBuilder:
         self._decided.update(refs)
         self._rows += refs
         self._first = self._first and waiting.end <= self._durable
-        self._deliveries.append(DeliveredRange(number, start, end, 1))
+        self._deliveries.append(DeliveredRange(number, start, end, 1, accepted=True))
         return True
 
     def _add_row(self, number: int, read: CandidateRead, tp: TopicPartition, offset: int) -> None:
@@ -305,12 +306,12 @@ class _DeliveryBuilder:
         elif row.deaths == read.candidate.deaths and self._fits_deaths(row.deaths):
             self._rows.append(ref)
             self._first = False
-            start, attempt = offset, row.attempt + 1
+            one = DeliveredRange(number, offset, offset + 1, row.attempt + 1, row.accepted)
             if self._deliveries:
                 last = self._deliveries[-1]
-                if (last.read_index, last.end, last.attempt) == (number, offset, attempt):
-                    start = self._deliveries.pop().start
-            self._deliveries.append(DeliveredRange(number, start, offset + 1, attempt))
+                if last._replace(start=offset, end=offset + 1) == one and last.end == offset:
+                    one = one._replace(start=self._deliveries.pop().start)
+            self._deliveries.append(one)
 
     def outcome(self) -> Outcome:
         """Return the event and the reply.
@@ -407,13 +408,16 @@ def _apply_passed(state: State, group: ConsumerGroup, event: Delivered) -> None:
         position.settle(start, end)
         position.pass_over(start, end)
     group.expired += sum(end - start for _topic_id, _partition, start, end in event.expired)
+    for topic_id, partition, start, end in event.unwanted:
+        group.positions[TopicPartition(topic_id, partition)].settle_filtered(start, end)
+        group.filtered += end - start
     for ref in event.expired_rows:
         row = failed_changes.remove(state, group, ref, "expired")
         assert row is not None, "chosen for delivery, so it is there"
         key_fences.settle_head(state, group, ref, row.key_hash)
         state.groups.pass_over(group, ref)
         group.expired += 1
-    if event.expired or event.expired_rows:
+    if event.expired or event.expired_rows or event.unwanted:
         state.groups.dirty_groups.add(group.group_id)
 
 

@@ -131,9 +131,10 @@ def _first_row(
 def _with_error(row: FailedMessage, command: NackMessage, now: int) -> FailedMessage:
     failure = command.failure
     if command.postpone and failure == FailureReport():
-        return row._replace(consumer=command.member)
+        return row._replace(consumer=command.member, accepted=True)
     return row._replace(
         consumer=command.member,
+        accepted=True,
         first_failed_at=row.first_failed_at or now,
         **cut_failure(failure),
     )

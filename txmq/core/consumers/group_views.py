@@ -40,7 +40,7 @@ PARTITIONS_PER_STEP = 64  # between two looks at the clock
 
 
 class TopicLag(NamedTuple):
-    """Progress of a group in a topic: what it has processed, and what it has not.
+    """Progress of a group in a topic: what it has settled, and what it has not.
 
     `lag_ms` is the age of the oldest message that is not processed and has not failed;
     0 for topics none of whose partitions is among the `TIMED_PARTITIONS`.
@@ -49,7 +49,7 @@ class TopicLag(NamedTuple):
     topic: str
     lag: int
     lag_ms: int
-    processed: int
+    settled: int
 
 
 class LogRow(NamedTuple):
@@ -102,16 +102,17 @@ def summarize(
         "letters": group.letters,
         "floods": group.breaker_openings,
         "expired": group.expired,
+        "filtered": group.filtered,
     }
 
 
 def topic_lags(state: State, group: ConsumerGroup, now: int) -> Steps[list[TopicLag]]:
     """Return the lag of a group in each of its topics, in steps."""
     lags: dict[TopicPartition, int] = {}
-    processed = Counter[int]()
+    settled = Counter[int]()
     for number, (tp, position) in enumerate(list(group.positions.items())):
         lags[tp] = partition_lag(state, tp, position)
-        processed[tp[0]] += position.floor + position.settled.total
+        settled[tp[0]] += position.floor + position.settled.total
         if number % PARTITIONS_PER_STEP == PARTITIONS_PER_STEP - 1:
             yield
     ages = Counter[int]()
@@ -123,7 +124,7 @@ def topic_lags(state: State, group: ConsumerGroup, now: int) -> Steps[list[Topic
     for (topic_id, _number), lag in lags.items():
         sums[topic_id] += lag
     return [
-        TopicLag(state.topics_by_id[topic_id].name, lag, ages[topic_id], processed[topic_id])
+        TopicLag(state.topics_by_id[topic_id].name, lag, ages[topic_id], settled[topic_id])
         for topic_id, lag in sums.items()
     ]
 

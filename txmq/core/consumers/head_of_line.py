@@ -3,7 +3,7 @@
 The window begins with the first message that is delivered and not processed, and ends
 with the last one that was delivered. Of its messages, a share is unprocessed: leased,
 waiting for a retry, parked, or at a consumer. Another share is processed, behind the
-first one.
+first one. What a filter passed over is no part of it.
 
 - Most of a window is processed: its head is poison. The others of its time go through.
 - Most of it is unprocessed: what the consumers call is away, or they stand still.
@@ -76,7 +76,7 @@ def window_of(state: State, group: ConsumerGroup, tp: TopicPartition, now: int) 
     """
     position = group.positions[tp]
     end = position.cursor
-    low = max(0, end - MAX_WINDOW)
+    low = position.filters_known_from(max(0, end - MAX_WINDOW))
     rows = failed_messages.last_rows_before(state, group, tp, low, end, MAX_ROWS)
     if len(rows) == MAX_ROWS:
         low = rows[0][0][2]
@@ -95,7 +95,7 @@ def window_of(state: State, group: ConsumerGroup, tp: TopicPartition, now: int) 
     open_messages = sum(_total(ranges, head, end) for ranges in under_way)
     unprocessed = open_messages + len(waiting)
     dead = sum(1 for ref, row in rows if ref[2] >= head and row.kind not in DELIVERABLE)
-    size = end - head
+    size = end - head - _total(position.filtered, head, end)
     return Window(
         head,
         size,
@@ -138,7 +138,8 @@ def is_poison(group: ConsumerGroup, ref: MessageRef, row: FailedMessage) -> bool
     position = group.positions.get(tp)
     if position is None or row.attempt < 2:
         return False
-    behind = position.cursor - ref[2] - 1
+    first = position.filters_known_from(ref[2] + 1)
+    behind = position.cursor - first - _total(position.filtered, first, position.cursor)
     if behind < MIN_BEHIND:
         return False
     fences = [fence for _topic, _key, fence in islice(group.all_fences(), MAX_FENCES + 1)]

@@ -339,7 +339,13 @@ class FailureChanges:
         number = self._letter_number
         self._letter_number += 1
         return row._replace(
-            due=0, dead_at=self._now, number=number, store=b"", exported=0, trial_by=""
+            due=0,
+            dead_at=self._now,
+            number=number,
+            store=b"",
+            exported=0,
+            trial_by="",
+            accepted=True,
         )
 
     def processed(self, ref: MessageRef, key_hash: int | None) -> None:

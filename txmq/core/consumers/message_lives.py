@@ -1,8 +1,9 @@
 """The life of one message: what each consumer group has done with it, and when.
 
 Times are known where something was written down for an operator: leases, failures,
-deaths, stays at a consumer. That a message was processed is known; when it was, and by
-whom, only the log knows (`broker/search/deliveries.py`).
+deaths, stays at a consumer. That a message is settled is known. Only the log knows
+whether a handler processed it or a filter passed over it, when, and at which member
+(`broker/search/deliveries.py`).
 What failed and was processed before it died leaves nothing.
 """
 
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from txmq.core.state.state import State
     from txmq.core.steps import Steps
 
-OVER = "processed or skipped"
+SETTLED = "settled"
 GROUPS_PER_STEP = 64
 MAX_GROUPS = 1_000  # that are described of one message
 
@@ -87,7 +88,7 @@ def is_waiting(state: State, group: ConsumerGroup, ref: MessageRef) -> bool:
     """Return True if the group is not through with a message."""
     return (
         failed_messages.get(state, group, ref) is not None
-        or _in_partition(group, ref)["state"] != OVER
+        or _in_partition(group, ref)["state"] != SETTLED
     )
 
 
@@ -107,7 +108,7 @@ def _in_partition(group: ConsumerGroup, ref: MessageRef) -> dict[str, Any]:
             "consumer": reserved.value.member,
             "reserved_by": reserved.value.token.hex(),
         }
-    return {"state": OVER}
+    return {"state": SETTLED}
 
 
 def _failures(state: State, group: ConsumerGroup, ref: MessageRef) -> dict[str, Any]:

@@ -428,10 +428,11 @@ class _Report:
         """Return the row with the failure that the entry tells of, if it does."""
         began = row.first_failed_at or self._now
         if entry.failure is None:
-            return row._replace(first_failed_at=began)
+            return row._replace(first_failed_at=began, accepted=True)
         return row._replace(
             consumer=self._command.member or row.consumer,
             first_failed_at=began,
+            accepted=True,
             **failures.cut_failure(entry.failure),
         )
 

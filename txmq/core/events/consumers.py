@@ -307,8 +307,9 @@ class Delivered(NamedTuple):
 
 @event(81)
 class Acked(NamedTuple):
-    """Messages were processed. `moves` and `fences` are the steps of key fences this
-    allows.
+    """Messages were processed. `filtered` and `filtered_rows` were passed over: the
+    member's tags or selector do not want them. `moves` and `fences` are the steps of
+    key fences this allows.
     """
 
     group_id: int
@@ -316,6 +317,8 @@ class Acked(NamedTuple):
     rows: tuple[MessageRef, ...]
     moves: tuple[Move, ...]
     fences: tuple[FenceChange, ...]
+    filtered: tuple[Range, ...] = ()
+    filtered_rows: tuple[MessageRef, ...] = ()
 
 
 @event(82)

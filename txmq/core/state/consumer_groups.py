@@ -303,6 +303,7 @@ class ConsumerGroup:
     clone_progress: CloneProgress | None = None  # while this group is a clone in the making
     unfinished_clones: set[int] = field(default_factory=set)  # clones of this group in the making
     expired: int = 0  # messages whose time to live ended before their delivery
+    filtered: int = 0  # messages that filters of members (tags, selectors) passed over
     deleted: bool = False  # rows of its failed messages are still to be removed
     suspect_leases: dict[str, int] = field(default_factory=dict)  # member: lease of suspects
     # partitions that may have suspects to redeliver (`core/consumers/poison.py`)
@@ -419,6 +420,7 @@ class ConsumerGroup:
             tuple((*tp, generation) for tp, generation in self.resets.items()),
             tuple((store_id, *store.to_row()) for store_id, store in self.stores.items()),
             self.exported_letters,
+            self.filtered,
         )
 
     @classmethod
@@ -430,7 +432,7 @@ class ConsumerGroup:
         group.next_lease, group.next_letter, group.letters, members, leases, retrying, *rest = rest
         stops, breaker, group.breaker_openings, paused_topics, resets, *rest = rest
         group.deleted, group.expired, isolated, clone, epochs, *rest = rest
-        last_resets, stores, group.exported_letters = rest
+        last_resets, stores, group.exported_letters, group.filtered = rest
         group.set_epochs(epochs)
         group.paused_topics = set(paused_topics)
         for member, instance, topics, since, partitions, static in members:

@@ -45,7 +45,8 @@ class FailedMessage(NamedTuple):
     of its copies in other topics. `exported` is the time of the export that has this
     death of this version. `trial_by` is the member that alone gets the message, for one
     delivery. `given_by` is the group whose dead letter it is, and by which an operator
-    gave it to this one.
+    gave it to this one. `accepted`: a handler had it, or it is or was a dead letter, so
+    no member's filter may pass it over. What was only parked is not.
     """
 
     kind: int
@@ -75,6 +76,7 @@ class FailedMessage(NamedTuple):
     exported: int = 0
     trial_by: str = ""
     given_by: str = ""
+    accepted: bool = False
 
     @property
     def died_at(self) -> int:
@@ -130,6 +132,7 @@ def given_row(
         letter.visible_at,
         letter.stored_at,
         given_by=group,
+        accepted=True,
     )
 
 

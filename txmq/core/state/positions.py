@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 SCATTERED = 64
 EFFECTS = 2  # index of that field, among those after the first six
 MAX_PASSED = 1_000  # ranges of an `EffectsRecord`
+MAX_FILTERED = 256  # ranges that a position knows to be filtered, the last ones
 FAR = 1 << 63
 V = TypeVar("V")
 
@@ -100,6 +101,8 @@ class GroupPosition:
     redeliver: RangeMap[Redelivery] = field(default_factory=RangeMap)
     reserved: RangeMap[Reservation] = field(default_factory=RangeMap)
     effects: EffectsRecord | None = None
+    # since the start: what `head_of_line` must not take for processed
+    filtered: RangeMap[None] = field(default_factory=RangeMap, compare=False)
 
     def pass_over(self, start: int, end: int) -> None:
         """Note that [start, end) is settled without an effect, by the word of an
@@ -119,7 +122,22 @@ class GroupPosition:
             self.effects.passed.cut(offset, FAR)
         self.floor = self.cursor = offset
         self.settled, self.leased, self.redeliver = RangeMap(), RangeMap(), RangeMap()
-        self.reserved = RangeMap()
+        self.reserved, self.filtered = RangeMap(), RangeMap()
+
+    def settle_filtered(self, start: int, end: int) -> None:
+        """Settle [start, end), as `settle` does: a member's filter passed over it."""
+        self.settle(start, end)
+        self.filtered.put(start, end, None)
+        if len(self.filtered) > MAX_FILTERED:
+            lowest = next(iter(self.filtered))
+            self.filtered.cut(lowest.start, lowest.end)
+
+    def filters_known_from(self, offset: int) -> int:
+        """Return the first offset from `offset` on behind which all filtered messages
+        are known.
+        """
+        lowest = self.filtered.first() if len(self.filtered) == MAX_FILTERED else None
+        return offset if lowest is None else max(offset, lowest.start)
 
     def settle(self, start: int, end: int) -> None:
         """Settle [start, end), which the caller has removed from the other ranges, and
@@ -164,6 +182,7 @@ class GroupPosition:
             self.settled.put(start, self.floor, None)
             self.floor = start
         self.settled.cut(start, end)
+        self.filtered.cut(start, end)
         self.redeliver.put(start, end, UNDELIVERED)
 
     @property

@@ -89,6 +89,7 @@ class Join(GroupSettingsArgs):
     strategy: Literal["average", "circular", "consistent", "sticky"] | None = None
     static: bool = False  # keeps its partitions as long as its session lasts
     version: Annotated[str, StringConstraints(max_length=128)] = ""  # of its program
+    filter: Annotated[str, StringConstraints(max_length=256)] = ""  # what it takes; "" = all
     held: (
         Annotated[tuple[tuple[Name, Partition, Offset, Offset], ...], Field(max_length=10_000)]
         | None

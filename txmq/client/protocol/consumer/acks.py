@@ -26,12 +26,13 @@ class _RefusedRanges(NamedTuple):
 
 @dataclass(slots=True)
 class _Range:
-    """Offsets that were acked one after the other."""
+    """Offsets that were acked one after the other, or `filtered`: not wanted."""
 
     topic: str
     partition: int
     start: int
     end: int
+    filtered: bool = False
 
     @property
     def acked(self) -> AckedRange:
@@ -48,7 +49,7 @@ class PendingAcks:
 
     def __init__(self) -> None:
         self._pending: list[_Range] = []
-        self._in_flight: tuple[AckedRange, ...] = ()
+        self._in_flight: list[_Range] = []
         self._number = 1  # of what is pending
         self._confirmed = 0  # all acks up to this number are confirmed
         self._covered = 0  # and up to this one, once the request in flight is
@@ -67,45 +68,67 @@ class PendingAcks:
         """True if acks wait and no request is in flight."""
         return bool(self._pending) and not self._in_flight
 
-    def add(self, topic: str, partition: int, start: int, end: int, now: float) -> int:
-        """Add the ack of a range. Return its number, for `is_confirmed`."""
+    def add(
+        self,
+        topic: str,
+        partition: int,
+        start: int,
+        end: int,
+        now: float,
+        *,
+        filtered: bool = False,
+    ) -> int:
+        """Add the ack of a range. Return its number, for `is_confirmed`. `filtered`:
+        the member's tags or selector passed over it.
+        """
         last = self._pending[-1] if self._pending else None
         if (
             last is not None
             and last.end == start
             and last.partition == partition
             and last.topic == topic
+            and last.filtered is filtered
         ):
             last.end = end
         else:
-            self._pending.append(_Range(topic, partition, start, end))
+            self._pending.append(_Range(topic, partition, start, end, filtered))
         if self.since is None:
             self.since, self.needs_wakeup = now, True
         return self._number
 
-    def begin_request(self) -> tuple[AckedRange, ...]:
-        """Return the ranges of the next request, which is in flight from now on."""
-        joined = join(each.acked for each in self._pending)
-        self._in_flight = tuple(joined[:RANGES_PER_REQUEST])
-        self._pending = [_Range(*rest) for rest in joined[RANGES_PER_REQUEST:]]
+    def begin_request(self) -> tuple[tuple[AckedRange, ...], tuple[AckedRange, ...]]:
+        """Return the ranges of the next request, which is in flight from now on: what
+        was processed, and what was filtered.
+        """
+        joined = [
+            _Range(*one, filtered)
+            for filtered in (False, True)
+            for one in join(each.acked for each in self._pending if each.filtered is filtered)
+        ]
+        self._in_flight = joined[:RANGES_PER_REQUEST]
+        self._pending = joined[RANGES_PER_REQUEST:]
         self._covered, self._last = self._confirmed, self._number
         if not self._pending:
             self.since = None
             self._covered = self._number
             self._number += 1
-        return self._in_flight
+        processed, filtered = (
+            tuple(each.acked for each in self._in_flight if each.filtered is which)
+            for which in (False, True)
+        )
+        return processed, filtered
 
     def confirm(self, refused: tuple[AckedRange, ...] = ()) -> None:
         """End the request in flight. The broker delivers again what it `refused`."""
-        self._in_flight = ()
+        self._in_flight = []
         if refused:
             self._refused.append(_RefusedRanges(self._confirmed, self._last, refused))
         self._confirmed = self._covered
 
     def resend(self, now: float) -> None:
         """Send the request in flight again: it may or may not have arrived."""
-        self._pending[:0] = [_Range(*acked) for acked in self._in_flight]
-        self._in_flight = ()
+        self._pending[:0] = self._in_flight
+        self._in_flight = []
         if self._pending and self.since is None:
             self.since = now
 
@@ -144,7 +167,7 @@ class PendingAcks:
 
     def unconfirmed(self) -> list[AckedRange]:
         """Return all ranges that are not confirmed."""
-        return [*self._in_flight, *(each.acked for each in self._pending)]
+        return [each.acked for each in (*self._in_flight, *self._pending)]
 
 
 def join(ranges: Iterable[AckedRange]) -> list[AckedRange]:

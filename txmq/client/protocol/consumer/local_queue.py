@@ -101,7 +101,7 @@ class LocalQueue:
         return unwanted
 
     def _unwanted(self, batch: FetchedBatch) -> Iterator[AckedRange]:
-        if self._tags is None and self._selector is None:
+        if batch.accepted or (self._tags is None and self._selector is None):
             return
         at = batch.start
         for offset in self._wanted(batch):

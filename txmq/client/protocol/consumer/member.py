@@ -493,7 +493,7 @@ class Member:
             return
         self._leases.setdefault(chunk.lease_id, now)
         for unwanted in self.queue.add(batch):
-            self.settlement.acks.add(*unwanted, now)
+            self.settlement.acks.add(*unwanted, now, filtered=True)
             self.stats.filtered += unwanted.end - unwanted.start
 
     def _leave(self, membership: Membership) -> list[Request]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Annotated, Any, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -88,11 +88,15 @@ def fetch_request(
 
 
 def ack_request(
-    membership: Membership, ranges: Iterable[AckedRange], reply: OnReply, refused: OnRefusal
+    membership: Membership,
+    ranges: tuple[AckedRange, ...],
+    filtered: tuple[AckedRange, ...],
+    reply: OnReply,
+    refused: OnRefusal,
 ) -> Request:
-    """Return the request that acks these ranges."""
+    """Return the request that acks these ranges, some as filtered."""
     payload = pack_ack(
-        Ack(membership.generation, membership.group, membership.member, tuple(ranges))
+        Ack(membership.generation, membership.group, membership.member, ranges, filtered)
     )
     return Request(Opcode.ACK, payload, reply, refused)
 

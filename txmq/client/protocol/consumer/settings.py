@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from hashlib import sha256
 from math import inf
 from os import PathLike
 from typing import Any, Literal, TypedDict, Unpack
@@ -23,6 +24,7 @@ OnExhausted = Literal["park", "block", "skip"]
 Strategy = Literal["average", "circular", "consistent", "sticky"]
 Start = Literal["first", "last"]
 MODES, POLICIES = ("concurrent", "ordered", "broadcast"), ("park", "block", "skip")
+MAX_FILTER = 200  # characters of what a member tells of its filter
 STORE_LIMITS = ("local_store_bytes", "local_store_messages")
 STRATEGIES, STARTS = ("average", "circular", "consistent", "sticky"), ("first", "last")
 
@@ -37,9 +39,10 @@ class ConsumerOptions(TypedDict, total=False):
     `tags`: only messages with one of them. `selector`: only messages whose headers
     satisfy this condition, in SQL-92's syntax (see `txmq.selector`). A message that one
     member does not want is settled for the whole group, so that all members should want
-    the same. `start`: where a topic new to the group begins: "first", "last", a time,
-    or a timedelta ago. The default is "first", and "last" for a broadcast member
-    without a name.
+    the same: an alarm names those that differ. What the group has accepted before, such
+    as a retry or a replayed letter, comes whatever they say. `start`: where a topic new
+    to the group begins: "first", "last", a time, or a timedelta ago. The default is
+    "first", and "last" for a broadcast member without a name.
 
     `on_exhausted`: "park", "block" or "skip", what becomes of a message that failed for
     good; in an ordered group, of its key. `max_parked`: how many messages may wait
@@ -160,7 +163,24 @@ class ConsumerSettings:
             "span": self.span,
             "static": self.static,
             "version": self.version or "",
+            "filter": self.filter,
         }
+
+    @property
+    def filter(self) -> str:
+        """What the member takes, for operators and for the comparison with other
+        members; "" = everything. The end of a long one is its digest.
+        """
+        parts = []
+        if self.tags is not None:
+            parts.append(f"tags {', '.join(map(repr, sorted(self.tags)))}")
+        if self.selector is not None:
+            parts.append(f"selector {self.selector.text}")
+        text = "; ".join(parts)
+        if len(text) <= MAX_FILTER:
+            return text
+        digest = sha256(text.encode()).hexdigest()[:16]
+        return f"{text[: MAX_FILTER - len(digest) - 2]}… {digest}"
 
 
 def consumer_settings(

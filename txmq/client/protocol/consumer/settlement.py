@@ -232,8 +232,8 @@ class Settlement:
         waiting = self.acks.since is not None and self.acks.can_send
         if waiting and (at_once or due_at <= now):  # at once where nacks wait behind them
             self.flush_now = False
-            ranges = self.acks.begin_request()
-            requests.append(ack_request(membership, ranges, self._acked, self._ack_refused))
+            acks = self.acks.begin_request()
+            requests.append(ack_request(membership, *acks, self._acked, self._ack_refused))
         while self._has_nacks_to_send and not self.acks_go_first:
             number, nack = next(self._nack_numbers), self._nacks.popleft()
             self._nacks_in_flight[number] = nack
