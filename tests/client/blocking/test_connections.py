@@ -238,7 +238,7 @@ def test_a_closed_client_refuses_every_call(fake: FakeBroker, connect: Connect) 
         client.flush,
     ]
     for call in calls:
-        with pytest.raises(ClientClosed, match=r"txmq\.connect"):
+        with pytest.raises(ClientClosed, match=r"new one with connect"):
             call()
     client.close()
     assert client.stats.messages == 1

@@ -145,3 +145,17 @@ def test_a_handler_that_cancels_its_own_task_has_failed(
         assert handled == [b"good"]
 
     face.run(story())
+
+
+async def test_a_handler_may_close_its_consumer(face: Face, real: RealBroker) -> None:
+    """The run leaves the group when the handler has ended, and its ack goes along."""
+    client, group, handled = face.connect(real.url), fresh("g"), list[bytes]()
+    consumer = await client.consumer(group, [await topic_of(client, b"one", b"two")])
+
+    async def handle(message: ReceivedMessage) -> None:
+        handled.append(message.body)
+        await consumer.close()
+
+    await face.consume(consumer, handle)
+    await consumer.close()
+    assert (handled, consumer.stats.acked) == ([b"one"], 1)

@@ -235,7 +235,7 @@ class AioConsumer(ConsumerCalls[LoopMember], AioCloseable):
         """Leave the group: handlers may finish, what waits locally is returned, acks
         reach the broker. Returns when that is done, or takes too long.
 
-        Handlers must not wait for it: it waits for them.
+        Called by a handler it returns at once: the group is left when handlers end.
         """
         await self._members.close()
 

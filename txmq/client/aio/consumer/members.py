@@ -9,6 +9,7 @@ from asyncio import Future
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import TypeAlias, TypeVar
 
 from txmq.client.aio.consumer.group_member import LoopMember
@@ -27,6 +28,10 @@ MESSAGES_A_TURN = 64  # of one consumer, before other tasks get the loop
 
 def _up_to(most: int) -> Operation[list[DeliveredMessage]]:
     return lambda operations, now: operations.receive_many(most, now)
+
+
+# whose messages this task, or the one that has made it, works on
+_working: ContextVar[LoopMembers | None] = ContextVar("txmq_working", default=None)
 
 
 class LoopMembers(MemberSet[LoopMember]):
@@ -164,11 +169,15 @@ class LoopMembers(MemberSet[LoopMember]):
 
     @contextmanager
     def working(self) -> Iterator[None]:
-        """Work on messages inside the block; `close` waits for its end."""
+        """Work on messages inside the block; `close` waits for its end, unless the
+        block calls it.
+        """
         self.handlers += 1
+        token = _working.set(self)
         try:
             yield
         finally:
+            _working.reset(token)
             self.handlers -= 1
             if not self.handlers:
                 waiters, self._idle_waiters = self._idle_waiters, []
@@ -186,10 +195,12 @@ class LoopMembers(MemberSet[LoopMember]):
         """Leave the groups. A cancelled call goes on to its end before it raises."""
         self.core.seconds()  # on this loop
         if self._closing is None:
-            self._closing = self.loop.create_task(self._close(), name="txmq-consumer-close")
-        await finish(self._closing)
+            self._stop_delivery()
+            self._closing = self.loop.create_task(self._leave(), name="txmq-consumer-close")
+        if _working.get() is not self:
+            await finish(self._closing)
 
-    async def _close(self) -> None:
+    def _stop_delivery(self) -> None:
         if self._paced is not None:
             self._paced.cancel()
         for member in self.members:
@@ -198,5 +209,7 @@ class LoopMembers(MemberSet[LoopMember]):
             if not waiter.done():
                 waiter.set_result(None)
         self._receivers.clear()
+
+    async def _leave(self) -> None:
         await self._wait_idle(CLOSE_S)
         await asyncio.gather(*(member.leave(CLOSE_S) for member in self.members))

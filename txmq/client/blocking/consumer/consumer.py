@@ -243,7 +243,8 @@ class BlockingConsumer(ConsumerCalls[ThreadedMember]):
         reach the broker.
 
         After `timeout` seconds the rest is left to the leases. Outstanding messages are
-        then delivered to other members. Handlers must not call this: it waits for them.
+        then delivered to other members. Called by a handler, or by the handler of a
+        signal on its thread, it returns at once: `run` leaves the group when it ends.
         """
         self._members.close(seconds_of(timeout, "timeout"))
 

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from threading import get_ident
 from typing import TypeVar
 
 from txmq.client.blocking.after_fork import tell_after_fork
@@ -26,7 +27,8 @@ class ThreadedMembers(MemberSet[ThreadedMember]):
     def __init__(self, cores: Sequence[BlockingCore], settings: ConsumerSettings) -> None:
         self.settings = settings
         self.changed = StateChanged()
-        self._handlers = 0  # threads that work on messages
+        self._working = set[int]()  # threads, by their numbers
+        self._leave_within: float | None = None  # once the last of them ends, seconds
         super().__init__([ThreadedMember(core, settings, self.changed) for core in cores])
         tell_after_fork(self)
 
@@ -104,16 +106,19 @@ class ThreadedMembers(MemberSet[ThreadedMember]):
     @contextmanager
     def working(self) -> Iterator[None]:
         """Receive messages and work on them inside the block; `close` waits for its
-        end.
+        end, but not for that of its own thread.
         """
         with self.changed:
-            self._handlers += 1
+            self._working.add(get_ident())
         try:
             yield
         finally:
             with self.changed:
-                self._handlers -= 1
+                self._working.discard(get_ident())
                 self.changed.notify_all()
+                within, over = self._leave_within, not self._working
+            if within is not None and over:
+                self._leave(within)
 
     def close(self, timeout: float) -> None:
         if all(member.thread.abandoned for member in self.members):  # closed before
@@ -122,6 +127,11 @@ class ThreadedMembers(MemberSet[ThreadedMember]):
         with self.changed:
             for member in self.members:
                 member.stop_delivery()
-            self.changed.wait_for(lambda: not self._handlers, timeout)
-        left = max(0.0, deadline - time.monotonic())
-        run_concurrently([partial(member.leave, left) for member in self.members])
+            if get_ident() in self._working:  # a handler, or one of a signal on its thread
+                self._leave_within = timeout
+                return
+            self.changed.wait_for(lambda: not self._working, timeout)
+        self._leave(max(0.0, deadline - time.monotonic()))
+
+    def _leave(self, timeout: float) -> None:
+        run_concurrently([partial(member.leave, timeout) for member in self.members])
