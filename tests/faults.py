@@ -977,6 +977,7 @@ FAULTS: dict[int, tuple[str, ...]] = {
         "test_the_row_of_a_large_bundle_from_before_its_begun_position_is_read",
     ),
     # misuse of a connection, a handler or a process
+    295: ("test_threads_that_are_replaced_are_refused",),
     284: (
         "test_an_error_whose_texts_raise_is_a_failure_as_any_other",
         "test_an_error_whose_text_raises_is_recorded_and_counted",

@@ -56,6 +56,7 @@ DEEP: Final = {
         "tests/client/blocking/test_conformance.py",
         "tests/client/blocking/test_django.py",
         "tests/client/blocking/test_frameworks.py",
+        "tests/client/blocking/test_green_threads.py",
         "tests/client/blocking/test_sqlalchemy.py",
         "tests/client/test_phantom.py",
         "tests/client/test_telemetry.py",

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Unpack, overload
 
 from txmq.client.blocking.client import Client
 from txmq.client.blocking.core import BlockingCore
+from txmq.client.blocking.green_threads import require_threads
 from txmq.client.protocol.settings import ClientSettings, Options, refuse_spool, traced
 from txmq.errors import ConfigError
 
@@ -47,6 +48,7 @@ def connect(
     of; checkers are registered and transactions listed under this name.
     `txmq.Options` describes the options. Raises ConfigError.
     """
+    require_threads()
     settings = ClientSettings.of(service, **options).at(url)
     if not isinstance(url, str):
         # Programs with one broker need not load it.

@@ -1,0 +1,33 @@
+"""Refusal of threads that are none."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from txmq.errors import ConfigError
+
+# modules of the libraries, and the question to each whether it has patched threads
+_QUESTIONS: dict[str, Callable[[Any], bool]] = {
+    "gevent.monkey": lambda monkey: monkey.is_module_patched("threading"),
+    "eventlet.patcher": lambda patcher: patcher.is_monkey_patched("thread"),
+}
+
+
+def require_threads() -> None:
+    """Require the threads and sockets of the system. Raises ConfigError.
+
+    With those of gevent and eventlet, calls wait for what nobody does, and time-outs of
+    sockets are ignored.
+    """
+    for name, is_patched in _QUESTIONS.items():
+        module = sys.modules.get(name)
+        if module is not None and is_patched(module):
+            library = name.partition(".")[0]
+            raise ConfigError(
+                "connect",
+                f"{library} has replaced the threads of this process, and calls would hang",
+                hint="use workers that are threads or processes, such as gunicorn's gthread and"
+                " Celery's prefork or threads, or patch without threads and sockets",
+            )
