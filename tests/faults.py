@@ -977,6 +977,10 @@ FAULTS: dict[int, tuple[str, ...]] = {
         "test_the_row_of_a_large_bundle_from_before_its_begun_position_is_read",
     ),
     # misuse of a connection, a handler or a process
+    296: (
+        "test_headers_that_txmq_adds_do_not_count_for_the_limits_of_the_user",
+        "test_a_message_with_all_headers_that_it_may_have_is_traced_and_redriven",
+    ),
     295: ("test_threads_that_are_replaced_are_refused",),
     284: (
         "test_an_error_whose_texts_raise_is_a_failure_as_any_other",

@@ -34,6 +34,7 @@ from txmq.errors import LocalProtocolError, MessageTooLarge, TxmqError
 from txmq.model import limits
 from txmq.model.keys import key_hash
 from txmq.model.message import Message, time_or_duration
+from txmq.model.origin import ADDED
 
 NOW = 1_700_000_000_000_000
 PRODUCER = bytes(range(16))
@@ -318,6 +319,21 @@ def test_everything_at_its_limit_is_encoded() -> None:
     for batch in (encode_one(large, **ORIGIN), encode([large, Message(b"")], **ORIGIN)):
         verify(batch)
         assert BatchView(batch).keys[0] == large.key
+
+
+def test_headers_that_txmq_adds_do_not_count_for_the_limits_of_the_user() -> None:
+    added = dict.fromkeys(ADDED, "x" * 127)
+    for own in (
+        {str(n): "" for n in range(limits.HEADER_PAIRS)},
+        {"h": "x" * (limits.HEADERS - 6)},
+    ):
+        batch = encode_one(Message(b"", headers=own | added), **ORIGIN)
+        verify(batch)
+        assert BatchView(batch).headers == [own | added]
+        with pytest.raises(LocalProtocolError, match="headers"):
+            encode_one(Message(b"", headers=own | added | {"one": "more"}), **ORIGIN)
+    with pytest.raises(LocalProtocolError, match="headers"):
+        encode_one(Message(b"", headers={"tracestate": "x" * limits.ALL_HEADERS}), **ORIGIN)
 
 
 def test_a_batch_over_the_limit_is_refused() -> None:

@@ -33,6 +33,7 @@ from tests.client.scripted_member import fresh
 from tests.client.world import World
 from txmq.client.blocking.client import Client
 from txmq.errors import ConfigError, LocalProtocolError, TransactionAborted
+from txmq.model import limits
 from txmq.model.message import Message
 from txmq.testing.wait import PATIENCE_S, wait_until
 
@@ -305,6 +306,26 @@ def test_what_does_not_fit_its_model_is_a_dead_letter_with_an_error(
     refused: Any = seen.one(f"dead_letter {topic}").attributes
     assert refused["error.type"] == "txmq.errors.base.BodyMismatch"
     assert seen.check_table() == {"send", "receive", "dead_letter"}
+
+
+def test_a_message_with_all_headers_that_it_may_have_is_traced_and_redriven(
+    client: Client, seen: Seen, topic: str
+) -> None:
+    headers, group = {str(number): "x" for number in range(limits.HEADER_PAIRS)}, fresh("g")
+    client.send(topic, b"a", headers=headers)
+    assert seen.one(f"send {topic}").status.status_code is trace.StatusCode.UNSET
+    with client.consumer(group, [topic]) as consumer:
+        message = consumer.receive(PATIENCE_S)
+        assert message is not None
+        consumer.dead_letter(message, "no")
+    copies = fresh("copies")
+    client.call("topic.create", name=copies, partitions=1)
+    named: dict[str, Any] = {"operator": "ada", "reason": "mended"}
+    client.redrive_letters(group, to=copies, error_type="dead-lettered", **named)
+    with client.consumer(fresh("g"), [copies]) as consumer:
+        copy = consumer.receive(PATIENCE_S)
+    assert copy is not None
+    assert headers.items() <= copy.headers.items()
 
 
 def test_an_error_whose_text_raises_is_recorded_and_counted(

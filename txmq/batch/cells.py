@@ -9,6 +9,7 @@ import msgpack
 from txmq.errors import LocalProtocolError, MessageTooLarge, RemoteProtocolError
 from txmq.model import limits
 from txmq.model.message import NO_HEADERS
+from txmq.model.origin import ADDED
 
 BODY_HINT = "encode text with .encode(), values with json or msgpack"
 SMALLER = "send smaller ones, or store the data elsewhere and send its address"
@@ -60,14 +61,15 @@ def body_cell(body: bytes) -> bytes:
 def header_cell(headers: Mapping[str, str] | None) -> bytes:
     """Return the encoded headers of one message.
 
-    Raises LocalProtocolError where they do not map strings to strings, or are too many.
+    Raises LocalProtocolError where they do not map strings to strings, or are too many
+    or too long without those that txmq adds.
     """
     if not headers:
         return b""
     strings = isinstance(headers, Mapping) and all(
         type(text) is str for pair in headers.items() for text in pair
     )
-    if not strings or len(headers) > limits.HEADER_PAIRS:
+    if not strings or _count_of_user(headers) > limits.HEADER_PAIRS:
         hint = f"use a dict of str to str with at most {limits.HEADER_PAIRS} entries"
         raise LocalProtocolError(f"invalid headers {headers!r:.80}", hint=hint)
     try:
@@ -75,10 +77,23 @@ def header_cell(headers: Mapping[str, str] | None) -> bytes:
     except UnicodeEncodeError as error:
         raise LocalProtocolError("headers must be text that UTF-8 can encode") from error
     if len(cell) > limits.HEADERS:
-        raise LocalProtocolError(
-            f"headers of {len(cell)} bytes exceed the limit of {limits.HEADERS}"
-        )
+        _require_size(headers, len(cell))
     return cell
+
+
+def _count_of_user(headers: Mapping[str, str]) -> int:
+    count = len(headers)
+    return count if count <= limits.HEADER_PAIRS else len(headers.keys() - ADDED)
+
+
+def _require_size(headers: Mapping[str, str], size: int) -> None:
+    """Require headers of so many bytes to be small enough without those of txmq."""
+    own = {name: text for name, text in headers.items() if name not in ADDED}
+    size_of_own = len(msgpack.packb(own))
+    if size_of_own > limits.HEADERS or size > limits.ALL_HEADERS:
+        raise LocalProtocolError(
+            f"headers of {size_of_own} bytes exceed the limit of {limits.HEADERS}"
+        )
 
 
 def headers_of(cell: bytes) -> Mapping[str, str]:
@@ -92,7 +107,7 @@ def headers_of(cell: bytes) -> Mapping[str, str]:
         headers = msgpack.unpackb(
             cell,
             object_pairs_hook=_distinct,
-            max_map_len=limits.HEADER_PAIRS,
+            max_map_len=limits.ALL_HEADER_PAIRS,
             max_array_len=0,
             max_bin_len=0,
             max_ext_len=0,

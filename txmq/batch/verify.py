@@ -40,7 +40,7 @@ def verify(buffer: bytes) -> BatchHeader:
     _check_bodies(buffer, header, layout.body)
     _check_texts(buffer, header, layout)
     if layout.headers:
-        _check_offsets(buffer, header, layout.headers, "headers", limits.HEADERS)
+        _check_offsets(buffer, header, layout.headers, "headers", limits.ALL_HEADERS)
         # Messages of one producer often have the same headers: each is checked once.
         for cell in set(cells_of(buffer, layout.headers, header.count)):
             headers_of(cell)

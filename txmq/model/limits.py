@@ -22,8 +22,9 @@ UNFLUSHED = 64 << 20
 NAME = 127  # topic, consumer group, service, member
 KEY = 1_024
 TAG = 127
-HEADER_PAIRS = 64
-HEADERS = 32 << 10
+HEADER_PAIRS, HEADERS = 64, 32 << 10  # of a user
+# of a message: with contexts of traces, and the origin of a copy (`model/origin.py`)
+ALL_HEADER_PAIRS, ALL_HEADERS = HEADER_PAIRS + 16, HEADERS + (4 << 10)
 
 # microseconds to the end of the year 9999, where calendars of Python and Spark end
 TIME = 253_402_300_799_999_999

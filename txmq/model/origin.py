@@ -8,6 +8,11 @@ TOPIC, PARTITION, OFFSET = "txmq-origin-topic", "txmq-origin-partition", "txmq-o
 GROUP, MESSAGE_ID = "txmq-origin-group", "txmq-origin-id"
 REDRIVEN_BY, REDRIVES = "txmq-redriven-by", "txmq-redrives"
 REDRIVE_TRACE = "txmq-redrive-traceparent"  # the context of the call, as W3C writes it
+# Headers that txmq adds: they count for nobody's limits.
+ADDED = frozenset(
+    {"traceparent", "tracestate", TOPIC, PARTITION, OFFSET, GROUP, MESSAGE_ID}
+    | {REDRIVEN_BY, REDRIVES, REDRIVE_TRACE}
+)
 MAX_REDRIVES = 16  # of a copy of a copy: a loop of topics has an end
 
 

@@ -224,7 +224,7 @@ def test_only_open_letters_are_edited_and_only_as_they_were_seen() -> None:
         {"body": "eQ==", "key": "other"},
         {"headers": {"": "x"}},
         {"headers": {"a": 1}},
-        {"headers": {str(at): "" for at in range(limits.HEADER_PAIRS + 1)}},
+        {"headers": {str(at): "" for at in range(limits.ALL_HEADER_PAIRS + 1)}},
     ],
 )
 def test_hostile_arguments_are_refused(changes: dict[str, Any]) -> None:

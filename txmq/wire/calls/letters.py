@@ -60,7 +60,7 @@ Headers = Annotated[
         Annotated[str, StringConstraints(min_length=1, max_length=1_024)],
         Annotated[str, StringConstraints(max_length=limits.HEADERS)],
     ],
-    Field(max_length=limits.HEADER_PAIRS),
+    Field(max_length=limits.ALL_HEADER_PAIRS),
 ]
 CursorText = Annotated[str, AfterValidator(_cursor)]
 TraceParent = Annotated[str, StringConstraints(max_length=55)]  # as W3C writes it
