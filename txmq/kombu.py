@@ -96,7 +96,10 @@ def address_of(client: Any) -> str:  # noqa: ANN401  # Kombu's connection
     user = quote(client.userid or "", safe="")
     if user and client.password:
         user += ":" + quote(client.password, safe="")
-    place = f"{user}{'@' * bool(user)}{client.hostname or '127.0.0.1'}:{client.port or PORT}"
+    host = client.hostname or "127.0.0.1"
+    if ":" in host:  # an address of IPv6, which Kombu gives without its brackets
+        host = f"[{host}]"
+    place = f"{user}{'@' * bool(user)}{host}:{client.port or PORT}"
     query = "?" + urlencode(options) if options else ""
     return f"txmq{'s' * bool(client.ssl)}://{place}{query}"
 

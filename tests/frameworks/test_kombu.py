@@ -146,6 +146,10 @@ def test_what_is_no_message_of_kombu_is_a_dead_letter(broker: BrokerThread) -> N
         )
 
 
+def test_an_address_of_ipv6_keeps_its_brackets() -> None:
+    assert txmq.kombu.address_of(Connection("txmq://[::1]:7650")) == "txmq://[::1]:7650"
+
+
 def test_the_url_s_user_and_the_options_of_tls_go_to_the_client() -> None:
     secret = Connection("txmq://ann:s%2Fcret@mq:7651", ssl={"ca_certs": "/etc/ca.pem"})
     assert address_of(secret) == "txmqs://ann:s%2Fcret@mq:7651?ca=%2Fetc%2Fca.pem"

@@ -39,7 +39,7 @@ class RestoreReport(NamedTuple):
     incarnation: UUID
     position: int
     stored_to: int
-    lost: int  # bytes of the backup behind the point
+    left_out_bytes: int  # of the backup, behind the point
 
 
 def restore_log(

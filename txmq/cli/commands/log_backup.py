@@ -204,6 +204,7 @@ def restore(
             "stored_to": format_time(report.stored_to),
         }
     )
+    out.print_note("What was stored later is lost. Messages that took effect: txmq log lost DSN")
 
 
 def lost(
