@@ -84,6 +84,16 @@ def imported(part: str, *, without: set[str]) -> str:
 EVERYTHING = set().union(*map(brought, EXTRAS))
 
 
+def test_the_guide_has_a_row_for_each_extra() -> None:
+    guide = (ROOT / "docs" / "GUIDE.md").read_text("utf-8")
+    rows = re.search(r"^\| extra \| for \|\n\|.*\n((?:\|.*\n)+)", guide, re.MULTILINE)
+    assert rows is not None
+    named = [
+        cell for row in rows[1].splitlines() for cell in re.findall("`(.+?)`", row.split("|")[1])
+    ]
+    assert sorted(named) == sorted(EXTRAS)
+
+
 def test_a_client_is_imported_without_what_it_does_not_need_yet() -> None:
     """It takes 13 ms, says `python -X importtime`: no package of others is loaded, and
     what connects comes with the first connection.

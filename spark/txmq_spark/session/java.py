@@ -48,7 +48,7 @@ def java_home(directory: Path, environ: Mapping[str, str] = os.environ) -> Path:
     raise ConfigError(
         "JAVA_HOME",
         f"no Java {OLDEST} or newer was found, which Spark needs",
-        hint="install a JDK, or run pip install txmq[spark]",
+        hint="install a JDK, or run: pip install 'txmq[spark]'",
     )
 
 

@@ -263,11 +263,11 @@ class Client(BlockingProducer, BlockingMessageCalls, TypedTopicCalls):
         """Return a `with` block whose sends and acks take effect together or not at
         all.
 
-        With a psycopg2 `connection` they take effect together with the rows written on
-        it; the block commits it. With the name of a registered `checker` they do so
-        together with other local work: see HalfTransaction. With neither, the broker
-        decides alone. `txmq.TransactionOptions`
-        describes the options.
+        With a `connection` of psycopg2 or psycopg 3 they take effect together with the
+        rows written on it; the block commits it. With the name of a registered
+        `checker` they do so together with other local work: see HalfTransaction. With
+        neither, the broker decides alone. `txmq.TransactionOptions` describes the
+        options.
         """
         return begin(self._core, connection, checker, options)
 

@@ -334,10 +334,10 @@ class Cluster(TypedTopicCalls, OneBrokerCalls):
         each ack to the broker that delivered the message. Messages without a key go to
         a broker that the transaction uses anyway. `tx.at(client)` names a broker.
 
-        With a psycopg2 `connection` there may be several brokers, and one COMMIT
-        decides for all. Without it one broker decides: the block raises
-        LocalProtocolError where its messages and acks belong to several brokers. The
-        rest is as for `Client.transaction`.
+        With a `connection` there may be several brokers, and one COMMIT decides for
+        all. Without it one broker decides: the block raises LocalProtocolError where
+        its messages and acks belong to several brokers. The rest is as for
+        `Client.transaction`.
         """
         transaction = begin(self._cores[0], connection, checker, options)
         transaction._spread(self._cores, self._routing)  # noqa: SLF001  # not the user's call

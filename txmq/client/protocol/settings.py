@@ -107,7 +107,7 @@ class ClientSettings:
             )
         self._check_numbers()
         if not isinstance(self.log_id, UUID | None):
-            raise self._invalid("log_id", "give a UUID")
+            raise self._invalid("log_id", "give a uuid.UUID")
         if self.compression not in {None, *CODECS}:
             raise self._invalid("compression", 'give "zstd", "lz4" or None')
         if self.compression is not None:

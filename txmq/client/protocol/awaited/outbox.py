@@ -206,6 +206,6 @@ async def _log_of(bundle: AnyBundle) -> UUID:
     except UNAVAILABLE as error:
         raise BrokerUnavailable(
             f"{error.message}; the outbox needs the id of the broker's log, which is unknown",
-            hint="give the id to a client that may start before its broker: "
-            "connect(url, log_id=...)",
+            hint="give it to a client that may start before its broker, as "
+            "connect(url, log_id=UUID(...)); `txmq schema brokers DSN` lists it",
         ) from error
