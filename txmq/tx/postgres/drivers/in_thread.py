@@ -31,8 +31,8 @@ class ThreadDriver:
     async def _run(self, method: Callable[..., Any], *args: Any, **options: Any) -> Any:  # noqa: ANN401  # of a driver
         return await self._call(lambda: run(method(*args, **options)))
 
-    async def commit(self) -> str:
-        return str(await self._ended(self._driver.commit))
+    async def commit(self, before: str = "") -> str:
+        return str(await self._ended(self._driver.commit, before))
 
     async def prepare(self, gid: str) -> bool:
         return bool(await self._ended(self._driver.prepare, gid))
