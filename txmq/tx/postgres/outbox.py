@@ -53,15 +53,16 @@ WHERE log_id = %(log_id)s::uuid AND seq = ANY (%(done)s::text::int8[])
     AND (seq, tok) IN (SELECT * FROM unnest(%(done)s::text::int8[], %(tokens)s::text::uuid[]));
 """
 # A table of the join, because a scan of an outbox without rows would not evaluate a
-# condition on the floor. A row that waits for one of its keys is fetched while others of
-# them do not wait yet.
+# condition on the floor. A row that waits for one of its keys is fetched while others
+# of them do not wait yet.
 _FETCH: Final = """
 SELECT seq, tok::text, service, keys, content FROM (
     SELECT *, sum(octet_length(content)) OVER (ORDER BY seq) AS total,
         row_number() OVER (ORDER BY seq) AS place
     FROM public.txmq_outbox_settle(%(log_id)s::uuid) AS floor, LATERAL (
         SELECT * FROM public.txmq_outbox WHERE log_id = %(log_id)s::uuid AND seq >= floor
-            AND seq <> ALL (%(aside)s::text::int8[]) AND NOT (keys <> '{}' AND keys <@ %(waiting)s::text::int8[])
+            AND seq <> ALL (%(aside)s::text::int8[])
+            AND NOT (keys <> '{}' AND keys <@ %(waiting)s::text::int8[])
         ORDER BY seq LIMIT %(most)s::int8) AS first
 ) AS sized WHERE place = 1 OR total <= %(bytes)s::int8 ORDER BY seq
 """
