@@ -331,7 +331,7 @@ CREATE TABLE public.txmq_inbox_recent (
 -- To say it by another setting would take 5 microseconds more of the transaction's 130.
 CREATE FUNCTION public.txmq_claim_guard() RETURNS trigger LANGUAGE plpgsql AS $$
 DECLARE
-    context text;
+    context pg_catalog.text;
 BEGIN
     IF pg_catalog.strpos(pg_catalog.current_query(), 'RELEASE SAVEPOINT txmq_message') OPERATOR(pg_catalog.=) 0
         AND pg_catalog.current_setting('txmq.claims', true) OPERATOR(pg_catalog.=) 'open'
