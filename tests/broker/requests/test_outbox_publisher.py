@@ -4,6 +4,7 @@ a failed one, and reported when durable.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -22,11 +23,11 @@ from txmq.tx.outbox_entry import OutboxEntry, pack_entries
 from txmq.tx.postgres.outbox import OutboxRow, PublishedRow, SetAside
 
 
-def row(seq: int, topic: str = "t", *, key: int = 1) -> OutboxRow:
+def row(seq: int, topic: str = "t", *, key: int = 1, also: Sequence[int] = ()) -> OutboxRow:
     token = new_token()
     batch = encode_one(Message(b"x", "k"), producer_id=token.bytes, epoch=0, sequence=0, born_at=1)
     content = pack_entries([OutboxEntry(topic, None, "k", batch)])
-    return OutboxRow(seq, token, "shop", [key], content)
+    return OutboxRow(seq, token, "shop", [key, *also], content)
 
 
 class OutboxWorld(Rig):
@@ -105,6 +106,14 @@ def test_a_row_that_cannot_be_published_holds_up_those_of_its_keys_only() -> Non
     assert [(log["event"], log["seq"]) for log in logs] == [("outbox.stuck", 2)]
     assert "topic create" in logs[0]["reason"]
     assert str(world.aside) == f"row 2: {logs[0]['reason']}"
+
+
+def test_rows_wait_behind_one_that_waits_for_another_key() -> None:
+    world = OutboxWorld(create_topics=False)
+    rows = [row(1, "unknown"), row(2, also=[2]), row(3, key=2), row(4, key=3)]
+    world.publish(*rows)
+    world.settle()
+    assert [world.state(one) for one in rows] == [None, None, None, BundleState.PUBLISHED]
 
 
 def test_what_others_would_meet_stops_the_work(monkeypatch: pytest.MonkeyPatch) -> None:

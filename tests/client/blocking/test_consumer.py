@@ -141,6 +141,7 @@ def test_a_member_says_what_it_takes(client: Client, joined: Callable[..., Consu
         {"selector": "price > 9"},
         {"tags": ["paid"], "selector": "price > 9"},
         {"selector": " OR ".join(f"price = {n}" for n in range(99))},
+        {"selector": "name = '\ud800'"},
     ]
     for number, options in enumerate(wanted):
         joined(group, topic, member=f"m-{number}", **options)
@@ -153,6 +154,7 @@ def test_a_member_says_what_it_takes(client: Client, joined: Callable[..., Consu
         "tags 'paid'; selector price > 9",
     ]
     assert len(told["m-4"]) == MAX_FILTER
+    assert told["m-5"] == r"selector name = '\ud800'"
     raised = client.call("broker.alarms")["alarms"]
     [text] = [one["text"] for one in raised if one["name"] == "group.filters_differ"]
     assert "take different messages of topic" in text

@@ -225,11 +225,17 @@ def test_a_handler_that_ends_the_transaction_of_its_message_has_failed(
     assert "connection of its own" in letter.error_text, "what to do instead"
 
 
+@pytest.mark.parametrize("check", ["SET CONSTRAINTS ALL IMMEDIATE", "SELECT check_all()"])
 @pytest.mark.parametrize("driver", CONNECTS)
 def test_a_handler_may_take_a_part_back_and_check_its_constraints(
-    client: Client, database: str, driver: str
+    client: Client, database: str, driver: str, check: str
 ) -> None:
     topic, count = fresh("t"), with_effects(database)
+    rows(
+        database,
+        "CREATE FUNCTION check_all() RETURNS void LANGUAGE plpgsql AS "
+        "'BEGIN SET CONSTRAINTS ALL IMMEDIATE; END'",
+    )
     client.send_batch(topic, [Message(b"m%d" % number, "k") for number in range(4)])
 
     def handle(message: ReceivedMessage, connection: Any) -> None:
@@ -237,7 +243,7 @@ def test_a_handler_may_take_a_part_back_and_check_its_constraints(
             for statement in ("SAVEPOINT own", EFFECT, "ROLLBACK TO own", "RELEASE own", EFFECT):
                 values = (message.body.decode(), 1) if statement is EFFECT else None
                 cursor.execute(statement, values)
-            cursor.execute("SET CONSTRAINTS ALL IMMEDIATE")
+            cursor.execute(check)
         if isinstance(connection, psycopg.Connection):
             with suppress(ApplicationError), connection.transaction():
                 connection.execute(EFFECT, ("not", 1))
@@ -249,17 +255,21 @@ def test_a_handler_may_take_a_part_back_and_check_its_constraints(
     assert effects(count) == ["m0", "m1", "m2", "m3"]
 
 
+@pytest.mark.parametrize("apart", ["; ", None])
 def test_a_handler_that_has_the_row_of_its_message_checked_may_commit_nothing(
-    client: Client, database: str
+    client: Client, database: str, apart: str | None
 ) -> None:
-    """The guard of the server is used up by then, and the rest is there."""
+    """In a string of its own, the guard of the server is used up by then, and the rest
+    is there.
+    """
     topic, group, count = fresh("t"), fresh("g"), with_effects(database)
     client.send(topic, b"m")
 
     def handle(message: ReceivedMessage, connection: Any) -> None:
         take_effect(message, connection)
-        connection.cursor().execute("SET CONSTRAINTS ALL IMMEDIATE")
-        connection.cursor().execute("COMMIT")
+        for string in f"SET CONSTRAINTS ALL IMMEDIATE{apart or '|'}COMMIT".split("|"):
+            with suppress(psycopg2.Error):
+                connection.cursor().execute(string)
 
     with client.consumer(group, [topic], retry=RetryPolicy((0,), retries=1)) as consumer:
         drain(client, consumer, handle, inbox=lambda: psycopg2.connect(database))

@@ -20,6 +20,7 @@ from tests.client.scripted_member import fresh
 from txmq.aio import outcome_of
 from txmq.client.protocol.transaction.checks import Half
 from txmq.client.protocol.transaction.open_work import end_work
+from txmq.client.twisted import bridge
 from txmq.errors import LocalProtocolError
 from txmq.model.message import COMMIT, Decision, Message, ReceivedMessage
 from txmq.testing.wait import PATIENCE_S
@@ -89,6 +90,45 @@ def test_handlers_and_checkers_are_called_in_the_reactors_thread(
         assert threads == {threading.get_ident()}
 
     in_reactor(story)
+
+
+def test_a_partitioner_may_use_its_client(
+    reactor: Any, in_reactor: InReactor, real: RealBroker
+) -> None:
+    async def story() -> None:
+        topic, copies = fresh("t"), fresh("t")
+
+        def choose(_topic: str, _key: str | None, _count: int) -> int:
+            client.send_one_way(copies, b"x", partition=0)
+            return 0
+
+        async with txmq.twisted.connect(reactor, real.url, partitioner=choose) as client:
+            await client.send(copies, b"x", partition=0)
+            await client.send(topic, b"x")
+            await client.flush()
+            assert len([one async for one in client.find(copies)]) == 2
+
+    in_reactor(story)
+
+
+def test_reactors_that_begin_at_once_share_a_loop() -> None:
+    found = set[int]()
+    gate = threading.Barrier(8)
+
+    def begin() -> None:
+        gate.wait()
+        found.add(id(bridge._loop_in_thread()))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(bridge, "_loops", {})
+        threads = [threading.Thread(target=begin) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        [loop] = bridge._loops.values()
+    loop.call_soon_threadsafe(loop.stop)
+    assert found == {id(loop)}
 
 
 @pytest.mark.parametrize("reactor", ["select"], indirect=True)

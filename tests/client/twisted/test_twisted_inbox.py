@@ -278,10 +278,13 @@ def test_a_run_whose_database_is_away_can_be_cancelled(
 ) -> None:
     tried: Deferred[None] = Deferred()
 
+    def note() -> None:  # also for the connection of the upkeep, in another thread
+        if not tried.called:
+            tried.callback(None)
+
     async def story() -> None:
         def connect() -> Connection:
-            if not tried.called:
-                blockingCallFromThread(client._bridge._reactor, tried.callback, None)
+            client._bridge._reactor.callFromThread(note)
             return psycopg2.connect("host=127.0.0.1 port=1")
 
         consumer = await consumer_of(client, fresh("g"))

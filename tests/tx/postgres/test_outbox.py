@@ -272,7 +272,7 @@ def test_only_rows_with_one_of_the_keys_wait_for_a_transaction(
 def test_rows_set_aside_and_those_of_their_keys_are_not_fetched(
     business: Connection, own: Connection
 ) -> None:
-    for keys in ([1, 2], [2, 3], [3], []):
+    for keys in ([1, 2], [2], [4], []):
         put_and_commit(business, *keys)
     first, second, third, fourth = fetch(own, LOG, [], aside := SetAside())
     aside.add(first, "no topic")
@@ -281,6 +281,19 @@ def test_rows_set_aside_and_those_of_their_keys_are_not_fetched(
     aside.add(fourth, "no key")
     assert fetch(own, LOG, [third.published], aside) == []
     assert str(aside) == f"row {first.seq}: no topic (1 more are set aside)"
+
+
+def test_rows_wait_behind_one_that_waits_itself_for_another_key(
+    business: Connection, own: Connection
+) -> None:
+    for keys in ([1], [1, 2], [2], [3]):
+        put_and_commit(business, *keys)
+    first, *others = fetch(own, LOG, [], aside := SetAside())
+    aside.add(first, "no topic")
+    found = fetch(own, LOG, [], aside)
+    assert found == others, "the keys of the second one are not known yet"
+    assert [aside.holds(row) for row in found] == [True, True, False]
+    assert fetch(own, LOG, [], aside) == found[2:]
 
 
 def test_a_snapshot_that_may_hide_a_row_is_a_conflict(

@@ -57,6 +57,21 @@ def test_installing_twice_changes_nothing(empty_database: str) -> None:
     assert run_check(empty_database) == []
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        "ALTER TABLE txmq_inbox_recent DISABLE TRIGGER USER",
+        "ALTER TABLE txmq_inbox_recent ENABLE REPLICA TRIGGER txmq_claim_guard",
+        "DROP TRIGGER txmq_claim_guard ON txmq_inbox_recent",
+    ],
+)
+def test_the_check_says_that_nothing_guards_the_inbox(empty_database: str, change: str) -> None:
+    run_install(empty_database)
+    rows(empty_database, change)
+    [remark] = run_check(empty_database)
+    assert "ENABLE TRIGGER txmq_claim_guard" in remark
+
+
 @pytest.mark.parametrize("installed", [True, False])
 def test_a_later_version_begins_with_this_one(
     empty_database: str,

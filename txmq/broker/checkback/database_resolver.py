@@ -265,8 +265,9 @@ class DatabaseResolver:
             self._begin(self._probed, self._resolver.probe)
         elif self._fetch_due:
             self._fetch_due = False
+            done, aside = self._published_rows, self._aside
             self._begin(
-                self._fetched, self._resolver.fetch, self._log_id, self._published_rows, self._aside
+                partial(self._fetched, aside), self._resolver.fetch, self._log_id, done, aside
             )
 
     def _begin(
@@ -300,7 +301,8 @@ class DatabaseResolver:
         self._fetch_due = True
         self._next_call()
 
-    def _fetched(self, rows: list[OutboxRow] | None) -> None:
+    def _fetched(self, aside: SetAside, rows: list[OutboxRow] | None) -> None:
+        """Publish rows that were fetched without those in `aside`."""
         self._call_ended(compared=False)
         if rows is not None:
             if self._published_rows:
@@ -310,7 +312,7 @@ class DatabaseResolver:
             self._note_outbox("")
         if rows and self._publish is not None:
             self._publishing = True
-            self._publish(rows, self.name, self._aside, self._published)
+            self._publish(rows, self.name, aside, self._published)
         self._next_call()
 
     def _published(self, done: list[PublishedRow], trouble: str) -> None:

@@ -2,7 +2,8 @@
 
 On the reactor of asyncio the two are one. Beside any other reactor the loop runs in a
 daemon thread, one for all clients of the process. The reactor's thread may wait for the
-loop, which never waits for the reactor but in coroutines.
+loop, which never waits for the reactor but in coroutines. What the loop calls of the
+user's there, such as a partitioner, may use what waits for nothing.
 """
 
 from __future__ import annotations
@@ -14,10 +15,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from concurrent.futures import Future
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from contextvars import copy_context
-from functools import cache
 from inspect import isawaitable
 from threading import Thread
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, Final, TypeAlias, TypeVar
 
 from twisted.internet.asyncioreactor import AsyncioSelectorReactor
 from twisted.internet.defer import CancelledError, Deferred
@@ -63,7 +63,7 @@ class Bridge:
 
     @property
     def _loop(self) -> AbstractEventLoop:
-        return _loop_in_thread(os.getpid())
+        return _loop_in_thread()
 
     def defer(self, begin: Callable[[], Awaitable[T]]) -> Deferred[T]:
         """Begin work on the loop. Works of one turn of the reactor begin together."""
@@ -99,6 +99,8 @@ class Bridge:
 
     def at_once(self, function: Callable[[], T]) -> T:
         """Return what a function returns on the loop, after all that has begun."""
+        if _is_running(self._loop):
+            return function()
         self._watch_shutdown()
         self._send_calls()
         context, found = copy_context(), Future[T]()
@@ -228,13 +230,27 @@ def bridge_of(reactor: Reactor, before_stop: Callable[[], Coroutine[Any, Any, No
     return kind(reactor, before_stop)
 
 
-@cache
-def _loop_in_thread(pid: int) -> AbstractEventLoop:
+_loops: Final[dict[int, AbstractEventLoop]] = {}  # a child has no threads of its parent
+
+
+def _loop_in_thread() -> AbstractEventLoop:
     """Return the loop of this process, in a thread of its own."""
-    del pid  # the threads of a parent are not in its child
-    loop = asyncio.new_event_loop()
-    Thread(target=_run, args=(loop,), name="txmq-loop", daemon=True).start()
-    return loop
+    pid = os.getpid()
+    if pid not in _loops:
+        loop = asyncio.new_event_loop()
+        if _loops.setdefault(pid, loop) is loop:
+            Thread(target=_run, args=(loop,), name="txmq-loop", daemon=True).start()
+        else:  # of another reactor, in its thread
+            loop.close()
+    return _loops[pid]
+
+
+def _is_running(loop: AbstractEventLoop) -> bool:
+    """Return whether the loop has called this."""
+    try:
+        return asyncio.get_running_loop() is loop
+    except RuntimeError:
+        return False
 
 
 def _run(loop: AbstractEventLoop) -> None:

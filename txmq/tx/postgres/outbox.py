@@ -20,6 +20,7 @@ from txmq.tx.postgres.errors import translated
 AT_ONCE: Final = 256  # rows of one fetch
 BYTES_AT_ONCE: Final = 8 << 20
 MOST_ASIDE: Final = 1_000  # rows
+MOST_WAITING: Final = 100_000  # keys, which each fetch compares with those of rows
 # isolation levels at which each statement sees all that was committed before it
 _FRESH: Final = ("read committed", "read uncommitted")
 _STATUS: Final = """
@@ -52,14 +53,16 @@ WHERE log_id = %(log_id)s::uuid AND seq = ANY (%(done)s::text::int8[])
     AND (seq, tok) IN (SELECT * FROM unnest(%(done)s::text::int8[], %(tokens)s::text::uuid[]));
 """
 # A table of the join, because a scan of an outbox without rows would not evaluate a
-# condition on the floor.
+# condition on the floor. A row that waits for one of its keys is fetched while others
+# of them do not wait yet.
 _FETCH: Final = """
 SELECT seq, tok::text, service, keys, content FROM (
     SELECT *, sum(octet_length(content)) OVER (ORDER BY seq) AS total,
         row_number() OVER (ORDER BY seq) AS place
     FROM public.txmq_outbox_settle(%(log_id)s::uuid) AS floor, LATERAL (
         SELECT * FROM public.txmq_outbox WHERE log_id = %(log_id)s::uuid AND seq >= floor
-            AND seq <> ALL (%(aside)s::text::int8[]) AND NOT keys && %(waiting)s::text::int8[]
+            AND seq <> ALL (%(aside)s::text::int8[])
+            AND NOT (keys <> '{}' AND keys <@ %(waiting)s::text::int8[])
         ORDER BY seq LIMIT %(most)s::int8) AS first
 ) AS sized WHERE place = 1 OR total <= %(bytes)s::int8 ORDER BY seq
 """
@@ -134,13 +137,18 @@ class SetAside:
         self.keys.update(row.keys)
 
     def holds(self, row: OutboxRow) -> bool:
-        """Return whether a row has to wait for one of these."""
-        return not self.keys.isdisjoint(row.keys)
+        """Return whether a row has to wait for one of these. Then later rows of its
+        other keys wait as well.
+        """
+        if self.keys.isdisjoint(row.keys):
+            return False
+        self.keys.update(row.keys)
+        return True
 
     @property
     def full(self) -> bool:
         """True where there are too many to look behind them."""
-        return len(self.rows) >= MOST_ASIDE
+        return len(self.rows) >= MOST_ASIDE or len(self.keys) >= MOST_WAITING
 
     def __str__(self) -> str:
         """Name the first row, and say how many there are; "" = none."""
@@ -199,7 +207,7 @@ async def fetch(
     driver: Driver, log_id: UUID, done: Sequence[PublishedRow], aside: SetAside
 ) -> list[OutboxRow]:
     """Delete the rows that are done, and return the next ones in order, without those
-    set aside and those that wait for their keys. Raises DatabaseError, also where no
+    set aside and those whose keys all wait. Raises DatabaseError, also where no
     synchronous standby has confirmed them.
     """
     values = {

@@ -34,6 +34,11 @@ _RIGHTS: Final = {
 # Those whose policies apply to the role; none is meant to have any.
 _FILTERED: Final = "SELECT t FROM unnest(%s::text[]) t WHERE row_security_active('public.' || t)"
 _HISTORY: Final = "public.txmq_timeline_history"
+# Whether the trigger is there and fires in sessions that replicate nothing.
+_GUARDED: Final = """
+SELECT EXISTS (SELECT FROM pg_trigger WHERE tgrelid = 'public.txmq_inbox_recent'::regclass
+    AND tgname = 'txmq_claim_guard' AND tgenabled IN ('O', 'A'))
+"""
 # The function acts with the rights of its owner.
 _BLIND_OWNER: Final = """
 SELECT pg_get_userbyid(proowner) FROM pg_proc WHERE oid = to_regproc(%s)
@@ -172,6 +177,13 @@ def _remarks(cursor: Cursor) -> list[str]:
         f" ALTER TABLE public.{table} DISABLE ROW LEVEL SECURITY, or give the role BYPASSRLS"
         for (table,) in cursor.fetchall()
     ]
+    cursor.execute(_GUARDED)
+    if cursor.fetchone() == (False,):
+        remarks.append(
+            "trigger txmq_claim_guard is missing or disabled, so nothing keeps a handler from "
+            "committing a half of its effects: ALTER TABLE public.txmq_inbox_recent ENABLE TRIGGER "
+            "txmq_claim_guard, or copy it from a database that has it (pg_dump --schema-only)"
+        )
     if _may_read(cursor, "txmq_token_default"):  # services need not
         cursor.execute("SELECT FROM public.txmq_token_default LIMIT 1")
         if cursor.fetchone() is not None:

@@ -176,7 +176,8 @@ class ConsumerSettings:
             parts.append(f"tags {', '.join(map(repr, sorted(self.tags)))}")
         if self.selector is not None:
             parts.append(f"selector {self.selector.text}")
-        text = "; ".join(parts)
+        # Half of a surrogate pair cannot be sent.
+        text = "; ".join(parts).encode(errors="backslashreplace").decode()
         if len(text) <= MAX_FILTER:
             return text
         digest = sha256(text.encode()).hexdigest()[:16]
