@@ -13,7 +13,7 @@ from txmq.client.aio.consumer.consumer import Consumers, join_group
 from txmq.client.aio.consumer.members import LoopMembers
 from txmq.client.aio.core import AioCore, finish
 from txmq.client.aio.loop import gather
-from txmq.client.aio.reader import Readers
+from txmq.client.aio.readers import Readers
 from txmq.client.aio.routed_sends import RoutedSends
 from txmq.client.aio.transaction.begin import begin, begin_xa, enlist
 from txmq.client.aio.transaction.checkers import Checker
