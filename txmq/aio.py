@@ -22,7 +22,8 @@ from txmq.client.aio.cluster import Cluster
 from txmq.client.aio.consumer.consumer import Consumer, Consumers
 from txmq.client.aio.core import AioCore
 from txmq.client.aio.loop import outcome_of
-from txmq.client.aio.reader import Reader, Readers
+from txmq.client.aio.reader import Reader
+from txmq.client.aio.readers import Readers
 from txmq.client.aio.transaction.enlisted import EnlistedTransaction
 from txmq.client.aio.transaction.half import HalfTransaction
 from txmq.client.aio.transaction.postgres import PostgresTransaction

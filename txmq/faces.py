@@ -1,5 +1,5 @@
-"""Nouns that are stated once, as coroutines: faces on a loop await them, the blocking
-face runs them at once.
+"""Nouns that are stated once, as coroutines: asyncio awaits them, the blocking face
+runs them at once.
 
 What a coroutine of the blocking face awaits does its work inside of its call and never
 suspends. So `run` has the result without a loop, and a blocking method is made from the

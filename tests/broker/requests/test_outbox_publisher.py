@@ -140,3 +140,12 @@ def test_a_token_that_the_broker_would_not_remember_is_set_aside() -> None:
     assert (world.over, world.end()) == ([0], 0)
     assert [log["event"] for log in logs] == ["outbox.stuck"]
     assert old.token.hex in world.aside.rows[1]
+
+
+def test_a_row_that_is_refused_behind_unwritten_records_says_why() -> None:
+    world, old = OutboxWorld(), row(1, "new")
+    world.engine._now = lambda: 2 * 10**15  # decades later
+    with capture_logs():
+        world.publish(old)  # its topic is made, and not durable yet
+        world.settle()
+    assert "older than the outcomes that are kept" in world.aside.rows[1]

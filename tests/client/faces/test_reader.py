@@ -13,7 +13,6 @@ from tests.client.faces.face import Face, given
 from tests.client.real import RealBroker
 from tests.client.scripted_member import fresh
 from txmq.client.protocol import reader as protocol_reader
-from txmq.client.protocol.awaited import reader as awaited_reader
 from txmq.client.protocol.offsets import FileOffsets, Offsets
 from txmq.errors import ConfigError, LocalProtocolError, LogChanged, TopicReplaced, UnknownTopic
 from txmq.testing.wait import PATIENCE_S
@@ -145,8 +144,8 @@ async def test_a_reader_saves_its_positions_before_it_reads_other_partitions(
 async def test_partitions_that_a_topic_has_grown_are_read_from_their_beginning(
     face: Face, real: RealBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(face.module("reader"), "SAVE_S", 0.05)
-    module = face.module("reader") if face.name == "blocking" else awaited_reader
+    module = face.module("reader")
+    monkeypatch.setattr(module, "SAVE_S", 0.05)
     monkeypatch.setattr(module, "REFRESH_S", 0.0)
     client, topic = await client_and_topic(face, real)
     async with await opened(client, topic, tmp_path, start="last") as reader:

@@ -168,10 +168,7 @@ class Engine:
         follows by this policy.
         """
         now = self.now()
-        try:
-            outcome = machine.decide(self.state, command, now)
-        except Exception as error:  # noqa: BLE001  # a bug; nothing is changed or recorded yet
-            outcome = self._failed_decision(command, error)
+        outcome = self.decide(command, now)
         if isinstance(outcome, Rejected):
             self.answer_when_durable(deliver, outcome)
             return
@@ -213,14 +210,20 @@ class Engine:
         self._pending.append(_PendingReply(self.store.end, deliver, reply, self.requester))
         self._plan_flush()
 
-    def _failed_decision(self, command: object, error: Exception) -> Rejected:
-        name = type(command).__name__
-        self.faults.record(name, error)
-        return Rejected(
-            BrokerFailed,
-            f"the broker could not decide {name}: {type(error).__name__}",
-            "see the broker's log for the reason",
-        )
+    def decide(self, command: object, now: int) -> Outcome | Rejected:
+        """Return the outcome of a command, or its refusal. Changes and records
+        nothing.
+        """
+        try:
+            return machine.decide(self.state, command, now)
+        except Exception as error:  # noqa: BLE001  # a bug
+            name = type(command).__name__
+            self.faults.record(name, error)
+            return Rejected(
+                BrokerFailed,
+                f"the broker could not decide {name}: {type(error).__name__}",
+                "see the broker's log for the reason",
+            )
 
     def carry_out(self, requester: Requester, function: Callable[..., Any], *args: Any) -> Any:  # noqa: ANN401  # the function's own
         """Call a function for a requester, who also gets the exceptions of replies that

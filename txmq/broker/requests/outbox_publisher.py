@@ -17,7 +17,7 @@ from txmq.broker.requests.bundles import store_command
 from txmq.core.events.outcome import Rejected
 from txmq.core.topics.topics import CreateTopic, find_topic
 from txmq.core.transactions.model import get
-from txmq.errors import RequestRejected, TxmqError
+from txmq.errors import TxmqError
 from txmq.tx.outbox_entry import TopicPartitions, outbox_part, unpack_entries
 
 if TYPE_CHECKING:
@@ -91,14 +91,15 @@ class OutboxPublisher:
             row.token, row.service, unpack_entries(row.content, row.token), self._shape
         )
         command = store_command(part)
-        refused: list[Rejected] = []
-        self._engine.submit(
-            command, lambda reply: refused.append(reply) if isinstance(reply, Rejected) else None
-        )
-        if get(self._engine.state, row.token.bytes) is None:  # accepted commands apply at once
-            kind = refused[0].error if refused else RequestRejected
-            why = refused[0].message if refused else "the group was refused"
-            raise kind(f"transaction {row.token.hex}: {why}", hint="see: txmq outbox list")
+        replies: list[object] = []
+        self._engine.submit(command, replies.append)
+        if get(self._engine.state, row.token.bytes) is not None:
+            return
+        # A refusal may wait for the disk. Nothing has changed, so it is the same now.
+        refusal = replies[0] if replies else self._engine.decide(command, self._engine.now())
+        assert isinstance(refusal, Rejected), "what is accepted applies at once"
+        why = f"transaction {row.token.hex}: {refusal.message}"
+        raise refusal.error(why, hint="see: txmq outbox list")
 
     def _shape(self, name: str) -> TopicPartitions:
         if name not in self._engine.state.topics and self._settings.create_topics:

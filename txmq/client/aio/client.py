@@ -10,6 +10,7 @@ from uuid import UUID
 from weakref import WeakSet
 
 from txmq.client.aio.closing import AioCloseable
+from txmq.client.aio.columns import send_columns
 from txmq.client.aio.consumer.consumer import Consumer, join_group
 from txmq.client.aio.consumer.members import LoopMembers
 from txmq.client.aio.core import AioCore, finish
@@ -22,7 +23,6 @@ from txmq.client.aio.transaction.transaction import Transaction
 from txmq.client.aio.transaction.xa_resource import XaResource
 from txmq.client.aio.typed import TypedTopicCalls
 from txmq.client.log import get_logger
-from txmq.client.protocol.awaited.columns import send_columns
 from txmq.client.protocol.awaited.foreign_branch import ForeignBranch
 from txmq.client.protocol.awaited.messages import AwaitedMessageCalls
 from txmq.client.protocol.awaited.xa_resource import no_owner

@@ -13,14 +13,16 @@ from txmq.client.aio.consumer.consumer import Consumers, join_group
 from txmq.client.aio.consumer.members import LoopMembers
 from txmq.client.aio.core import AioCore, finish
 from txmq.client.aio.loop import gather
-from txmq.client.aio.reader import Readers
+from txmq.client.aio.readers import Readers
+from txmq.client.aio.routed_sends import RoutedSends
 from txmq.client.aio.transaction.begin import begin, begin_xa, enlist
 from txmq.client.aio.transaction.checkers import Checker
 from txmq.client.aio.transaction.half import HalfTransaction
 from txmq.client.aio.transaction.transaction import Transaction
 from txmq.client.aio.typed import TypedTopicCalls
 from txmq.client.log import get_logger
-from txmq.client.protocol.awaited.cluster import AwaitedCluster
+from txmq.client.protocol.awaited.cluster_calls import ClusterCalls, OneBrokerCalls
+from txmq.client.protocol.awaited.plans import ReplayPlan
 from txmq.client.protocol.consumer.settings import ConsumerOptions
 from txmq.client.protocol.offsets import OffsetStore
 from txmq.client.protocol.reader import Found, ReaderStart
@@ -48,7 +50,7 @@ if TYPE_CHECKING:  # for programs that have a database
 log = get_logger()
 
 
-class Cluster(TypedTopicCalls, AwaitedCluster[Client, AioCore], AioCloseable):
+class Cluster(TypedTopicCalls, RoutedSends, ClusterCalls[Client], OneBrokerCalls, AioCloseable):
     """A client of several brokers, for the event loop that uses it first.
 
     `txmq.aio.connect` makes it from a sequence of URLs. Each broker has a log of its
@@ -299,6 +301,16 @@ class Cluster(TypedTopicCalls, AwaitedCluster[Client, AioCore], AioCloseable):
         await readers.open()
         self._readers.add(readers)
         return readers
+
+    def plan(self, name: str, broker: int = 0) -> ReplayPlan:
+        """Return a replay plan of one of the brokers, by its number in the URLs: each
+        has plans of its own letters.
+        """
+        return self.clients[broker].plan(name)
+
+    def log_id(self) -> NoReturn:
+        """Each broker has a log of its own: `client.log_id` of each of `clients`."""
+        raise of_one_broker("log_id()")
 
     async def read(self, topic: str, partition: int, offset: int, *, wait: Duration = 0.0) -> Found:
         """Read published messages of a partition; see `Client.read`."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from asyncio import AbstractEventLoop
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import Any, TypeVar
 from uuid import UUID
@@ -15,7 +15,7 @@ from txmq.client.aio.connection import (
     PersistentConnection,
     request_timeout,
 )
-from txmq.client.aio.loop import ClientLoop, cancelled, expire, gather
+from txmq.client.aio.loop import ClientLoop, cancelled, expire
 from txmq.client.aio.sender import AioSender
 from txmq.client.protocol.address import parse_url
 from txmq.client.protocol.conversation import (
@@ -91,10 +91,6 @@ class AioCore(MeetsLog):
         task: asyncio.Task[object] = self.loop.create_task(run())
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-
-    async def gather(self, works: Iterable[Coroutine[Any, Any, T]]) -> list[T | Exception]:
-        """Begin all works at once, and wait until each has ended."""
-        return await gather(works)
 
     def _described(self, topic: str, within: float | None) -> dict[str, Any]:
         """Return the description that `refresh` has just received."""

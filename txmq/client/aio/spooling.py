@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import time
-from asyncio import AbstractEventLoop, Future
+from asyncio import Future
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TypeVar, Unpack
 
 from txmq.client.aio.client import Client, log_dropped, receipts_of
-from txmq.client.aio.core import AioCore, finish
+from txmq.client.aio.core import AioCore
 from txmq.client.aio.loop import cancelled
+from txmq.client.aio.spool_queue import SpoolQueue
 from txmq.client.blocking.spool import LOOK_EVERY_S, ClientSpool
 from txmq.client.blocking.spooling_client import SpoolingClient as BlockingClient
 from txmq.client.blocking.spooling_client import stored_batches
 from txmq.client.blocking.spooling_core import SpoolingCore
-from txmq.client.protocol.awaited.spool_queue import SpoolQueue
 from txmq.client.protocol.conversation import client_closed
 from txmq.client.protocol.sender.batches import StoredBatch
 from txmq.client.protocol.sender.multi_send import SenderStats
@@ -29,47 +28,6 @@ from txmq.model.durations import Duration, seconds_of
 from txmq.model.message import Message, Receipt
 
 T = TypeVar("T")
-
-
-class LoopQueue(SpoolQueue["Future[Receipt]"]):
-    """The messages on their way to the thread, and their receipts."""
-
-    def __init__(self, loop: AbstractEventLoop, client: BlockingClient) -> None:
-        super().__init__(client.send_message)
-        self._loop = loop
-        self._thread = ThreadPoolExecutor(1, "txmq-spool")
-
-    def _soon(self, call: Callable[[], None]) -> None:
-        self._loop.call_soon(call)
-
-    def _in_thread(self, call: Callable[[], None]) -> None:
-        self._thread.submit(call)
-
-    def _on_loop(self, call: Callable[[], None]) -> None:
-        if not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(call)
-
-    def _resolve(self, answer: Future[Receipt], receipt: Receipt) -> None:
-        if not answer.done():
-            answer.set_result(receipt)
-
-    def _fail(self, answer: Future[Receipt], error: BaseException) -> None:
-        if not answer.done():
-            answer.set_exception(error)
-
-    async def run(self, call: Callable[[], T]) -> T:
-        """Make a call in the thread, after everything sent so far. A cancellation comes
-        once the call has ended.
-        """
-
-        async def made() -> T:
-            return await self._loop.run_in_executor(self._thread, call)
-
-        return await finish(self._loop.create_task(made()))
-
-    def stop(self) -> None:
-        """End the thread, which has nothing to do any more."""
-        self._thread.shutdown()
 
 
 class AioSpool:
@@ -148,7 +106,7 @@ class SpoolingClient(Client):
         super().__init__(core)
         self._blocking = BlockingClient(SpoolingCore(*core.identity))
         self._spool = AioSpool(self._blocking.spool)
-        self._queue_of_loop: LoopQueue | None = None
+        self._queue_of_loop: SpoolQueue | None = None
         self._room: deque[Future[None]] = deque()  # callers that wait for room
         self._unanswered = set[Future[Receipt]]()
 
@@ -163,12 +121,12 @@ class SpoolingClient(Client):
         return self._blocking.stats
 
     @property
-    def _queue(self) -> LoopQueue:
+    def _queue(self) -> SpoolQueue:
         loop = self._core.loop
         if self._core.closed or self._closing is not None:
             raise client_closed()
         if self._queue_of_loop is None:
-            self._queue_of_loop = LoopQueue(loop, self._blocking)
+            self._queue_of_loop = SpoolQueue(loop, self._blocking)
         return self._queue_of_loop
 
     async def send(
@@ -207,7 +165,7 @@ class SpoolingClient(Client):
         return self._submit(queue, topic, message, partition)
 
     def _submit(
-        self, queue: LoopQueue, topic: str, message: Message, partition: int | None
+        self, queue: SpoolQueue, topic: str, message: Message, partition: int | None
     ) -> Future[Receipt]:
         receipt: Future[Receipt] = self._core.loop.create_future()
         self._unanswered.add(receipt)

@@ -150,8 +150,7 @@ async def finish_sends(*clients: client.Client) -> None:
     """Let sends finish for a while, because the reactor stops without `close`. Warn of
     messages without a receipt.
     """
-    ends = [_finish_sends(one) for one in clients]
-    await asyncio.gather(*ends)
+    await asyncio.gather(*map(_finish_sends, clients))
 
 
 async def _finish_sends(stated: client.Client) -> None:

@@ -7,7 +7,7 @@ may have one of its own, such as one with spans.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Coroutine
-from functools import wraps
+from functools import partial, wraps
 from inspect import signature
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
@@ -44,7 +44,10 @@ def deferring(
     def call(self: Adapted[S], /, *args: P.args, **options: P.kwargs) -> Deferred[T]:
         return self._bridge.defer(lambda: _of(self, method)(*args, **options))
 
-    return _shown(call, method, "Deferred[{}]")
+    shown = signature(method)
+    result = f"Deferred[{shown.return_annotation}]"
+    call.__signature__ = shown.replace(return_annotation=result)  # type: ignore[attr-defined]  # of functions
+    return call
 
 
 def making(
@@ -52,14 +55,13 @@ def making(
     kind: Callable[[Bridge, T], U],
 ) -> Callable[Concatenate[Adapted[S], P], Deferred[U]]:
     """Likewise, of a method whose result is another noun."""
+    begin = deferring(method)
 
-    @wraps(method)
+    @wraps(begin)
     def call(self: Adapted[S], /, *args: P.args, **options: P.kwargs) -> Deferred[U]:
-        bridge = self._bridge
-        made = bridge.defer(lambda: _of(self, method)(*args, **options))
-        return made.addCallback(lambda found: kind(bridge, found))
+        return begin(self, *args, **options).addCallback(partial(kind, self._bridge))
 
-    return _shown(call, method, "Deferred[{}]")
+    return call
 
 
 def at_once(
@@ -91,13 +93,6 @@ def iterating(
 
 def _of(adapted: Adapted[S], method: Callable[..., Any]) -> Any:  # noqa: ANN401  # a method
     return getattr(adapted._stated, method.__name__)  # noqa: SLF001  # of this face
-
-
-def _shown(call: T, method: Callable[..., Any], returned: str) -> T:
-    shown = signature(method)
-    result = returned.format(shown.return_annotation)
-    call.__signature__ = shown.replace(return_annotation=result)  # type: ignore[attr-defined]  # of functions
-    return call
 
 
 async def _next(found: AsyncIterator[T]) -> tuple[T, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import NoReturn
 
-from txmq.client.aio import reader
+from txmq.client.aio import reader, readers
 from txmq.client.protocol.reader import positions_of_one_broker
 from txmq.client.twisted.bridge import Bridge
 from txmq.client.twisted.closing import TwistedCloseable
@@ -18,7 +18,7 @@ class TwistedReader(TwistedCloseable):
     """A reader of one broker or of several, for use with `async with`."""
 
     _bridge: Bridge
-    _stated: reader.Reader | reader.Readers
+    _stated: reader.Reader | readers.Readers
 
     async def __aiter__(self) -> AsyncIterator[ReceivedMessage]:
         while (message := await self.receive()) is not None:
@@ -70,7 +70,7 @@ class Readers(TwistedReader):
     the same numbers, so `positions` and `assign` are for readers of one broker.
     """
 
-    def __init__(self, bridge: Bridge, stated: reader.Readers) -> None:
+    def __init__(self, bridge: Bridge, stated: readers.Readers) -> None:
         self._bridge, self._stated = bridge, stated
 
     @property

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import asyncio
 from asyncio import Future
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 from txmq.client.aio.connection import AioConnection, PersistentConnection
 from txmq.client.aio.core import AioCore
 from txmq.client.aio.loop import expire
 from txmq.client.protocol.consumer.checked_operations import operations_type
-from txmq.client.protocol.consumer.event_member import EventMember
 from txmq.client.protocol.consumer.member import Member, MemberPhase, steady_wall_us
+from txmq.client.protocol.consumer.member_set import MemberState
 from txmq.client.protocol.consumer.operations import Delivered, ack_error
 from txmq.client.protocol.consumer.requests import Request
 from txmq.client.protocol.consumer.settings import ConsumerSettings
+from txmq.client.protocol.consumer.stats import ConsumerStats
 from txmq.errors import (
     ClientClosed,
     ConnectionLost,
@@ -25,14 +26,17 @@ from txmq.errors import (
     RequestTimeout,
     TxmqError,
 )
+from txmq.model.actions import AckAction
+from txmq.model.message import ReceivedMessage
 
 if TYPE_CHECKING:
     from txmq.client.blocking.consumer.local_stores import StoreThread
     from txmq.client.protocol.consumer.store_jobs import JobResult
 
 
-class LoopMember(EventMember):
-    """A member at one broker.
+class LoopMember(MemberState):
+    """A member at one broker. What changes it takes a step, which sends the requests
+    that are due.
 
     `deliver` is called when messages may have come.
     """
@@ -40,7 +44,7 @@ class LoopMember(EventMember):
     def __init__(
         self, core: AioCore, settings: ConsumerSettings, deliver: Callable[[], None]
     ) -> None:
-        self.core, self._log, self.settings = core, core, settings
+        self.core, self.settings = core, settings
         self._deliver, self._loop = deliver, core.loop
         self.member = Member(settings, uuid4().hex, owner=self)
         self.operations = operations_type(settings)(self.member)
@@ -59,7 +63,36 @@ class LoopMember(EventMember):
         """The error that keeps the member from its broker for now."""
         return self._connection.error
 
-    def open_stores(self) -> StoreThread:
+    @property
+    def paused(self) -> frozenset[str]:
+        """The paused topics."""
+        return self.member.fetcher.paused
+
+    @property
+    def stats(self) -> ConsumerStats:
+        """A copy of the counters."""
+        return self.counters()
+
+    @property
+    def log_id(self) -> UUID | None:
+        """The broker's log that the messages are of; None before the first
+        connection.
+        """
+        return self.core.known_log_id
+
+    def set_workers(self, workers: int) -> None:
+        """Let so many handlers have messages of the local store at a time."""
+        if self.member.recovery is not None:
+            self.member.recovery.capacity = workers
+
+    def _submit_store_jobs(self) -> None:
+        """Have the local store's work done, in a thread."""
+        recovery = self.member.recovery
+        for job in [] if recovery is None else recovery.jobs(self.now()):
+            self._store_thread = self._store_thread or self._open_stores()
+            self._store_thread.submit(job)
+
+    def _open_stores(self) -> StoreThread:
         # The store's modules are for those who have one.
         from txmq.client.blocking.consumer.local_stores import (  # noqa: PLC0415
             LocalStores,
@@ -72,7 +105,16 @@ class LoopMember(EventMember):
     def _post_store_result(self, result: JobResult | None) -> None:
         """Pass a result to the loop. Called in the store's thread."""
         if not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self.on_store_result, result)
+            self._loop.call_soon_threadsafe(self._on_store_result, result)
+
+    def _on_store_result(self, result: JobResult | None) -> None:
+        """Go on with a result of the store's thread; None: some time has passed."""
+        recovery = self.member.recovery
+        if recovery is not None and result is not None:
+            recovery.finished(result, self.now())
+            self.step()
+        elif recovery is not None:
+            recovery.tick(self.now())
 
     async def when_serving(self) -> None:
         """Wait until the member has joined. Raises its failure."""
@@ -138,6 +180,79 @@ class LoopMember(EventMember):
                 self._send(link, request)
             self._set_timer(now)
         self._check_waiting()
+
+    def acks_added(self, *, wait: bool = False) -> None:
+        """Have new acks sent; at once for a caller that is going to `wait`."""
+        self.member.settlement.flush_now |= wait
+        self.step_soon()
+
+    def ack_many(self, messages: Iterable[ReceivedMessage]) -> None:
+        self.operations.ack_many(messages, self.now())
+        self.step_soon()
+
+    def nack(
+        self,
+        message: ReceivedMessage,
+        delay: float | None,
+        error: BaseException | str | None,
+        *,
+        dead: bool = False,
+    ) -> None:
+        self.operations.nack(message, delay, error, dead=dead)
+        self.step_soon()
+
+    def nack_many(
+        self,
+        messages: Iterable[ReceivedMessage],
+        delay: float | None,
+        error: BaseException | str | None,
+    ) -> None:
+        self.operations.nack_many(messages, delay, error)
+        self.step_soon()
+
+    def postpone(self, message: ReceivedMessage, delay: float | None) -> None:
+        self.operations.postpone(message, delay)
+        self.step_soon()
+
+    def extend(self, message: ReceivedMessage, seconds: float | None) -> None:
+        self.operations.extend(message, seconds, self.now())
+
+    def give_back(self, messages: Iterable[ReceivedMessage], *, rejoin: bool = False) -> None:
+        for message in messages:
+            self.operations.give_back(message, self.now(), rejoin=rejoin)
+        self.step_soon()
+
+    def rejoin(self) -> None:
+        """Join the group anew, and deliver nothing before."""
+        self.member.rejoin()
+        self.step_soon()
+
+    def pause(self, topics: Sequence[str], *, paused: bool) -> None:
+        self.member.pause(topics, paused=paused)
+        self.step_soon()
+
+    def count(self, *, duplicates: int = 0, retried: int = 0) -> None:
+        """Add to the counters of the inbox."""
+        self.member.stats.duplicates += duplicates
+        self.member.stats.retried += retried
+
+    def ack_actions(self, delivered: Delivered) -> Sequence[AckAction]:
+        """Leave the outstanding messages to a transaction; return the actions that ack
+        them in it. Raises NotLeased where there are none.
+        """
+        return self.operations.add_to_transaction(delivered)
+
+    def transaction_ended(self, delivered: Delivered, *, committed: bool | None) -> None:
+        """Settle the messages of a transaction, or make them outstanding again. None:
+        its outcome is unknown.
+        """
+        self.operations.transaction_ended(delivered, self.now(), committed=committed)
+        self.step_soon()
+
+    def stop_delivery(self) -> None:
+        """Deliver nothing more, and return what waits in the local queue."""
+        self.member.close()
+        self.step()
 
     async def _when(self, condition: Callable[[], object]) -> None:
         """Wait until the condition holds. Raises the member's failure."""

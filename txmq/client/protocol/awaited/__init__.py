@@ -1,1 +1,1 @@
-"""Coroutines that the faces on an event loop share. They await what a face gives."""
+"""Coroutines that asyncio and the blocking face share: see `txmq.faces`."""

@@ -5,7 +5,7 @@ The blocking face has `txmq.client.blocking.at_once`.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Coroutine, Iterable
+from collections.abc import Awaitable
 from typing import Any, Protocol, TypeVar
 from uuid import UUID
 
@@ -71,10 +71,3 @@ class AwaitedClient(Protocol):
 
     @property
     def _core(self) -> AwaitedCore: ...
-
-
-class LoopCore(AwaitedCore, Protocol):
-    """The shared state of a client on an event loop."""
-
-    def gather(self, works: Iterable[Coroutine[Any, Any, T]]) -> Awaitable[list[T | Exception]]:
-        """Begin all works at once, and wait until each has ended."""

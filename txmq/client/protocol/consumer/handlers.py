@@ -35,7 +35,7 @@ D = TypeVar("D", DeliveredMessage, ReceivedMessage)
 
 
 class HandlerOptions(NamedTuple):
-    """The way handlers run: the `workers` (threads, or coroutines on a reactor), the
+    """The way handlers run: the `workers` (threads, or coroutines on a loop), the
     messages for one call, the seconds to wait for so many, and the seconds without a
     message after which to end.
     """

@@ -1,24 +1,13 @@
-"""Calls of a client of several brokers on an event loop, by their routes."""
+"""Sends of a client of several brokers, each by its route."""
 
 from __future__ import annotations
 
-from collections.abc import (
-    Awaitable,
-    Callable,
-    Iterable,
-    Mapping,
-    Sequence,
-)
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any, Generic, NoReturn, Protocol, TypeVar
+from typing import Any, TypeVar
 
-from txmq.client.protocol.awaited.cluster_calls import (
-    CallingClient,
-    ClusterCalls,
-    OneBrokerCalls,
-)
-from txmq.client.protocol.awaited.core import LoopCore
-from txmq.client.protocol.awaited.plans import ReplayPlan
+from txmq.client.aio.client import Client
+from txmq.client.aio.core import AioCore
 from txmq.client.protocol.sender.batches import StoredBatch
 from txmq.client.protocol.sender.routing import (
     Routing,
@@ -26,7 +15,6 @@ from txmq.client.protocol.sender.routing import (
     SendRoute,
     can_fail_over,
     merge_receipts,
-    of_one_broker,
     select_rows,
 )
 from txmq.client.protocol.settings import ClientSettings
@@ -35,48 +23,14 @@ from txmq.model.message import Message, Receipt
 
 T = TypeVar("T")
 Columns = tuple[Sequence[bytes], Sequence[str | None] | None, Sequence[str | None] | None]
+Send = Callable[[Client, int | None], Awaitable[T]]  # at a broker, to a partition
 
 
-class ClusterCore(LoopCore, Protocol):
-    """The core of one of several brokers."""
+class RoutedSends:
+    """The part of a cluster that chooses brokers, and sends to them."""
 
-    @property
-    def is_disconnected(self) -> bool:
-        """True while there is no connection, so that another broker is a better
-        choice.
-        """
-
-    async def wait_connected(self, seconds: float) -> object:
-        """Connect, within so many seconds."""
-
-
-class BrokerClient(CallingClient, Protocol):
-    """The client of one of several brokers."""
-
-    def plan(self, name: str) -> ReplayPlan: ...
-    def send_batch(
-        self, topic: str, messages: Iterable[Message], *, partition: int | None = None
-    ) -> Awaitable[list[Receipt]]: ...
-    def send_many(
-        self,
-        topic: str,
-        bodies: Sequence[bytes],
-        keys: Sequence[str | None] | None = None,
-        tags: Sequence[str | None] | None = None,
-        *,
-        partition: int | None = None,
-    ) -> Awaitable[list[StoredBatch]]: ...
-
-
-C = TypeVar("C", bound=BrokerClient)
-K = TypeVar("K", bound=ClusterCore)
-Send = Callable[[C, int | None], Awaitable[T]]  # at a broker, to a partition
-
-
-class AwaitedCluster(ClusterCalls[C], OneBrokerCalls, Generic[C, K]):
-    """The part of a cluster that is the same in the faces on an event loop."""
-
-    _cores: tuple[K, ...]
+    clients: tuple[Client, ...]
+    _cores: tuple[AioCore, ...]
     _routing: Routing
 
     def _route_by(
@@ -119,23 +73,13 @@ class AwaitedCluster(ClusterCalls[C], OneBrokerCalls, Generic[C, K]):
             for broker in sorted(turn, key=lambda broker: self._cores[broker].is_disconnected)
         ]
 
-    def plan(self, name: str, broker: int = 0) -> ReplayPlan:
-        """Return a replay plan of one of the brokers, by its number in the URLs: each
-        has plans of its own letters.
-        """
-        return self.clients[broker].plan(name)
-
-    def log_id(self) -> NoReturn:
-        """Each broker has a log of its own: `client.log_id` of each of `clients`."""
-        raise of_one_broker("log_id()")
-
     async def _send_one(
-        self, topic: str, key: str | None, partition: int | None, send: Send[C, T]
+        self, topic: str, key: str | None, partition: int | None, send: Send[T]
     ) -> T:
         await self._look_up_for(topic, [key], partition)
         return await self._send(self._routing.required_route(topic, key, partition), send)
 
-    async def _send(self, required: SendRoute | None, send: Send[C, T]) -> T:
+    async def _send(self, required: SendRoute | None, send: Send[T]) -> T:
         """Send by the required route, or to the first broker that stores it.
 
         Each broker has its part of the time-out to be connected in. A connected broker
@@ -182,7 +126,7 @@ class AwaitedCluster(ClusterCalls[C], OneBrokerCalls, Generic[C, K]):
         return self._routing.rows_by_route(topic, keys, partition)
 
     async def _send_by_route(
-        self, routes: RowsByRoute, send_rows: Callable[[Sequence[int]], Send[C, T]]
+        self, routes: RowsByRoute, send_rows: Callable[[Sequence[int]], Send[T]]
     ) -> list[tuple[Sequence[int], T]]:
         """Return the rows of each route with the answer of their broker."""
         done: list[tuple[Sequence[int], T]] = []
@@ -200,7 +144,7 @@ def _send_batch(
     topic: str,
     messages: Sequence[Message],
     rows: Sequence[int],
-    client: BrokerClient,
+    client: Client,
     partition: int | None,
 ) -> Awaitable[list[Receipt]]:
     return client.send_batch(topic, [messages[row] for row in rows], partition=partition)
@@ -210,7 +154,7 @@ def _send_many(
     topic: str,
     columns: Sequence[Any],
     rows: Sequence[int],
-    client: BrokerClient,
+    client: Client,
     partition: int | None,
 ) -> Awaitable[list[StoredBatch]]:
     bodies, keys, tags = select_rows(rows, columns)

@@ -1,6 +1,4 @@
-"""Columns, sent by clients on an event loop: many batches in flight, in producer
-sessions of their own.
-"""
+"""Columns: many batches in flight, in producer sessions of their own."""
 
 from __future__ import annotations
 
@@ -8,7 +6,8 @@ from collections.abc import Coroutine, Sequence
 from typing import Any
 from uuid import uuid4
 
-from txmq.client.protocol.awaited.core import LoopCore
+from txmq.client.aio.core import AioCore
+from txmq.client.aio.loop import gather
 from txmq.client.protocol.sender.accumulator import SideRequest
 from txmq.client.protocol.sender.batches import (
     FIRST_PAUSE_S,
@@ -27,7 +26,7 @@ MAX_IN_FLIGHT = 32  # batches of one call; the broker remembers the receipts of 
 
 
 async def send_columns(
-    core: LoopCore, topic: str, rows: Rows, partition: int | None
+    core: AioCore, topic: str, rows: Rows, partition: int | None
 ) -> list[StoredBatch]:
     """Send rows and return the stored batches, as `send_many` does."""
     await core.topic(topic)
@@ -59,7 +58,7 @@ async def send_columns(
 
 
 async def _send_batches(
-    core: LoopCore, batches: Sequence[OutgoingBatch]
+    core: AioCore, batches: Sequence[OutgoingBatch]
 ) -> tuple[list[ConfirmedBatch], TxmqError | None]:
     """Send batches in a new producer session.
 
@@ -75,7 +74,7 @@ async def _send_batches(
         sequences.append(sequence)
         sequence += len(batch.rows)
     confirmed: list[ConfirmedBatch] = []
-    answers = await core.gather(requests)
+    answers = await gather(requests)
     prefix = f"{producer_id.hex()}-"
     for batch, first, answer in zip(batches, sequences, answers, strict=True):
         if isinstance(answer, TxmqError):  # nor is any later one stored: a session has no gaps
