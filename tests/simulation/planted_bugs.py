@@ -565,7 +565,7 @@ BUGS = (
             client_consumers,
             _patching(Settlement, "resending", property(lambda self: bool(self._nacks))),
         ),
-        first=564,
+        first=2327,
     ),
     Bug(
         "a fence releases messages before those of earlier pieces",
