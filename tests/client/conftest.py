@@ -57,6 +57,12 @@ def real(shared_broker: RealBroker) -> RealBroker:
 
 
 @pytest.fixture
+def client(real: RealBroker) -> Iterator[Client]:
+    with txmq.connect(real.url, service="tests", timeout=PATIENCE_S) as client:
+        yield client
+
+
+@pytest.fixture
 def own_broker(tmp_path: Path) -> Iterator[RealBroker]:
     """A real broker that the test may kill."""
     broker = RealBroker(tmp_path / "own")

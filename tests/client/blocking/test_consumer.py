@@ -9,8 +9,6 @@ from typing import Any
 
 import pytest
 
-import txmq
-from tests.client.real import RealBroker
 from tests.client.real_consumers import drain, floors, receive, shown
 from tests.client.scripted_member import fresh
 from txmq.client.blocking.client import Client
@@ -20,13 +18,6 @@ from txmq.errors import GroupMismatch, LocalProtocolError, NotLeased
 from txmq.model.message import Message, ReceivedMessage
 from txmq.model.retry import RetryPolicy
 from txmq.testing.wait import PATIENCE_S, wait_until
-
-
-@pytest.fixture
-def client(shared_broker: RealBroker) -> Iterator[Client]:
-    with txmq.connect(shared_broker.url, service="tests", timeout=PATIENCE_S) as client:
-        yield client
-
 
 AT_ONCE = RetryPolicy((0,), retries=50)
 LONG: dict[str, float] = {"session": 3_600, "lease": 3_600}  # no heartbeat comes meanwhile

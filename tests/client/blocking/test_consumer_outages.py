@@ -7,7 +7,7 @@ from __future__ import annotations
 import signal
 import socket
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -29,12 +29,6 @@ from txmq.testing.processes import running
 from txmq.testing.wait import PATIENCE_S, wait_until
 
 AT_ONCE = txmq.RetryPolicy((0,))
-
-
-@pytest.fixture
-def client(shared_broker: RealBroker) -> Iterator[Client]:
-    with txmq.connect(shared_broker.url, service="tests", timeout=PATIENCE_S) as client:
-        yield client
 
 
 def test_without_a_broker_a_consumer_is_refused() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -28,12 +27,6 @@ POLL_S = 60.0  # the longest that a broker waits with its answer
 def long_polls(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let polls be much longer than a busy machine stands still."""
     monkeypatch.setattr(fetcher, "FETCH_WAIT_S", POLL_S)
-
-
-@pytest.fixture
-def client(shared_broker: RealBroker) -> Iterator[Client]:
-    with txmq.connect(shared_broker.url, service="tests", timeout=PATIENCE_S) as client:
-        yield client
 
 
 @pytest.fixture

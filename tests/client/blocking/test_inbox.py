@@ -13,7 +13,6 @@ from typing import Any
 import psycopg2
 import pytest
 
-import txmq
 from tests.client.effects import (
     effects,
     have_come,
@@ -22,7 +21,6 @@ from tests.client.effects import (
     take_effect,
     with_effects,
 )
-from tests.client.real import RealBroker
 from tests.client.real_consumers import drain, run_until, shown
 from tests.client.scripted_member import fresh
 from tests.client.world import ApplicationError
@@ -40,19 +38,6 @@ from txmq.tx.postgres.driver import Driver
 from txmq.tx.postgres.identity import Server, read_server
 from txmq.tx.postgres.inbox import Position
 from txmq.tx.postgres.session import Connection
-
-
-@pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealBroker]:
-    broker = RealBroker(tmp_path_factory.mktemp("broker"))
-    yield broker
-    broker.stop()
-
-
-@pytest.fixture
-def client(broker: RealBroker) -> Iterator[Client]:
-    with txmq.connect(broker.url, service="tests", timeout=PATIENCE_S) as client:
-        yield client
 
 
 @pytest.fixture

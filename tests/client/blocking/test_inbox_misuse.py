@@ -4,7 +4,7 @@ message fails and becomes a letter that says so, and no part of its effects stay
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import nullcontext, suppress
 from typing import Any, NamedTuple
 
@@ -16,7 +16,6 @@ from psycopg2 import extras
 import txmq
 import txmq.psycopg
 from tests.client.effects import EFFECT, effects, take_effect, with_effects
-from tests.client.real import RealBroker
 from tests.client.real_consumers import drain
 from tests.client.scripted_member import fresh
 from tests.client.world import ApplicationError
@@ -25,7 +24,6 @@ from txmq.client.blocking.client import Client
 from txmq.model.message import Message, ReceivedMessage
 from txmq.model.retry import RetryPolicy
 from txmq.postgres import EnlistConnection
-from txmq.testing.wait import PATIENCE_S
 
 Work = Callable[[str], None]
 
@@ -157,19 +155,6 @@ SCENES = [
 ]
 # Both are refused before they do anything.
 OWN_TRANSACTIONS = [(driver, scene) for driver in CONNECTS for scene in (own_block, enlist)]
-
-
-@pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealBroker]:
-    broker = RealBroker(tmp_path_factory.mktemp("broker"))
-    yield broker
-    broker.stop()
-
-
-@pytest.fixture
-def client(broker: RealBroker) -> Iterator[Client]:
-    with txmq.connect(broker.url, service="tests", timeout=PATIENCE_S) as client:
-        yield client
 
 
 def scene_of(client: Client, act: Callable[[Handled], None], *, swallowed: bool) -> Any:

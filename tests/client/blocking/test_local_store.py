@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-import txmq
 from tests.client.real import RealBroker
 from tests.client.real_consumers import drain, unprocessed
 from tests.client.scripted_member import fresh
@@ -20,12 +18,6 @@ from txmq.testing.processes import run_script
 from txmq.testing.wait import PATIENCE_S
 
 RETRY = RetryPolicy((0.3,), retries=5)
-
-
-@pytest.fixture
-def client(shared_broker: RealBroker) -> Iterator[Client]:
-    with txmq.connect(shared_broker.url, service="tests", timeout=PATIENCE_S) as client:
-        yield client
 
 
 def consumer_of(client: Client, group: str, topic: str, directory: Path) -> Consumer:

@@ -5,12 +5,11 @@ one effect, and the broker settles all.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-import txmq
 from tests.client.effects import effects, take_effect, with_effects
 from tests.client.real import RealBroker
 from tests.client.real_consumers import drain
@@ -19,7 +18,6 @@ from txmq.client.blocking.client import Client
 from txmq.model.message import Message, ReceivedMessage
 from txmq.model.retry import RetryPolicy
 from txmq.testing.processes import run_script
-from txmq.testing.wait import PATIENCE_S
 from txmq.tx.postgres.session import Connection
 
 RETRY = RetryPolicy((0.2,), retries=20)
@@ -60,12 +58,6 @@ for point, topic, directory in runs:
 for point, pid in children:
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -9, point
 """
-
-
-@pytest.fixture
-def client(shared_broker: RealBroker) -> Iterator[Client]:
-    with txmq.connect(shared_broker.url, service="tests", timeout=PATIENCE_S) as client:
-        yield client
 
 
 @pytest.fixture

@@ -11,8 +11,6 @@ from contextlib import contextmanager, suppress
 
 import pytest
 
-import txmq
-from tests.client.real import RealBroker
 from tests.client.real_consumers import drain, shown
 from tests.client.scripted_member import fresh
 from txmq.client.blocking.client import Client
@@ -23,12 +21,6 @@ from txmq.model.retry import RetryPolicy
 from txmq.testing.wait import PATIENCE_S, wait_until
 
 AT_ONCE = RetryPolicy((0,), retries=50)
-
-
-@pytest.fixture
-def client(shared_broker: RealBroker) -> Iterator[Client]:
-    with txmq.connect(shared_broker.url, service="tests", timeout=PATIENCE_S) as client:
-        yield client
 
 
 class OrderedHandler:

@@ -106,7 +106,7 @@ async def test_an_error_whose_texts_raise_is_a_failure_as_any_other(
 async def test_a_handler_that_ends_its_process_has_failed(
     face: Face, real: RealBroker, inbox: str
 ) -> None:
-    """Twisted's reactor reports SystemExit, and goes on."""
+    """On a reactor no handler ends the process: the run of one that tries ends."""
     client, group = face.connect(real.url), fresh("g")
     topic = await topic_of(client, b"ends", b"good")
     await (await client.consumer(group, [topic], retry=ONCE_MORE)).close()
