@@ -76,7 +76,7 @@ soak: $(complete) $(classes)
 	@$(python) -m pytest $(at_once) -m soak --timeout 3600 $(T)
 
 bench: $(complete)
-	@$(python) -m tests.bench $(if $(ONLY),--only $(ONLY)) $(if $(SCALE),--scale $(SCALE))
+	@$(python) -m tests.bench $(if $(ONLY),--only $(ONLY)) $(if $(SCALE),--scale $(SCALE)) $(if $(AGAINST),--against $(AGAINST))
 
 # mypy keeps one core busy for about a minute: the others do the rest.
 check: $(complete)

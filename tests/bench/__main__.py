@@ -3,6 +3,10 @@ standard error.
 
     python -m tests.bench [--only PREFIX] [--scale 0.1] [--out bench.json]
         [--directory out/bench] [--dsn DSN] [--list]
+        [--against COMMIT [--rounds 3]]
+
+With `--against`, the rows of this tree and of a commit in alternating rounds, and their
+ratios (`tests/bench/against.py`).
 
 The exit status is 0 if all benchmarks ran, whether goals were met or not; 1 if a
 benchmark could not run; 2 for wrong usage.
@@ -30,6 +34,7 @@ from rich.progress import (
 )
 from rich.table import Table
 
+from tests.bench.against import run_against
 from tests.bench.database import BenchDatabase
 from tests.bench.harness import ROOT, BenchError, machine_line
 from tests.bench.rows import ROWS, Benchmark, Row, Run, chosen_by
@@ -141,11 +146,30 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         "--dsn",
         help="PostgreSQL server to use (else TXMQ_TEST_DSN, TXMQ_DSN, one started for the run)",
     )
+    parser.add_argument(
+        "--against", metavar="COMMIT", help="compare with a commit, in alternating rounds"
+    )
+    parser.add_argument("--rounds", type=int, default=3, help="rounds of --against (3)")
     parser.add_argument("--list", action="store_true", help="list the benchmarks and exit")
     parsed = parser.parse_args(argv)
     if parsed.scale <= 0:
         parser.error(f"--scale must be above 0, not {parsed.scale}")
+    if parsed.rounds < 1:
+        parser.error(f"--rounds must be at least 1, not {parsed.rounds}")
     return parsed
+
+
+def compare(options: argparse.Namespace, progress: Console, output: Console) -> int:
+    """Measure this tree beside a commit; 1 if one of them has no figures."""
+    passed = ["--only", options.only, "--scale", str(options.scale)]
+    passed += ["--directory", str(options.directory.resolve())]
+    passed += ["--dsn", options.dsn] if options.dsn else []
+    try:
+        run_against(options.against, options.rounds, passed, progress, output)
+    except BenchError as error:
+        progress.print(str(error), style="red", markup=False, soft_wrap=True)
+        return 1
+    return 0
 
 
 def main(argv: Sequence[str] | None = None, benchmarks: Sequence[Benchmark] = BENCHMARKS) -> int:
@@ -167,6 +191,8 @@ def main(argv: Sequence[str] | None = None, benchmarks: Sequence[Benchmark] = BE
     options.directory.mkdir(parents=True, exist_ok=True)
     dsn = options.dsn or os.environ.get("TXMQ_TEST_DSN") or os.environ.get("TXMQ_DSN")
     progress.print(machine_line(options.directory), highlight=False, soft_wrap=True)
+    if options.against:
+        return compare(options, progress, output)
     result = SuiteResult([], [])
     with (
         tempfile.TemporaryDirectory(dir=options.directory.resolve()) as directory,

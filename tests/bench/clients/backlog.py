@@ -18,7 +18,7 @@ from txmq.batch import encode_columns
 from txmq.wire.data_requests import Opcode, send_header
 
 WITHIN_S = 120.0
-AHEAD = 64  # frames in flight
+AHEAD = 8  # frames in flight: a client keeps about as many, and a slow disk takes them
 PARTITIONS = 8
 
 
