@@ -1,0 +1,123 @@
+"""Records of the partition that holds a shared log.
+
+    at   type  field
+    0    4s    magic TXP1
+    4    u32   CRC32C over bytes 8 .. end
+    8    u8    version = 1
+    9    u8    kind: 1 genesis, 2 claim, 3 slice
+    10   u8    slice: 1 = its data begins with the header of a new segment
+    11         zeros
+    12   u32   epoch: the boot epoch of the log's records
+    16   16s   log id
+    32   16s   nonce of a claim and of the slices that its owner writes
+    48   i64   genesis and slice: start, a position of the log
+    56   i64   slice: position after the last whole record; a claim cuts the log there
+    64         claim: the node's name in UTF-8; slice: bytes of the log's files
+
+The data of all slices that count are the bytes of the log: its records, and at the
+start of each segment its header. So every node has the same files.
+"""
+
+from __future__ import annotations
+
+from struct import Struct
+from typing import NamedTuple
+from uuid import UUID
+
+from google_crc32c import extend, value
+
+MAGIC = b"TXP1"
+VERSION = 1
+HEADER_SIZE = 64
+# Kafka takes 1,000,000 bytes by default, with what its own batch adds.
+MOST_DATA = 900 << 10
+
+_PREFIX = Struct("<4sI")
+_FIELDS = Struct("<BBBxI16s16sqq")
+_NO_NONCE = bytes(16)
+
+
+class Genesis(NamedTuple):
+    """The first record that counts: which log this is, and where it goes on.
+
+    `epoch` is the boot epoch of what lies before `start`: 0 for a new log.
+    """
+
+    log_id: UUID
+    epoch: int
+    start: int
+
+
+class Claim(NamedTuple):
+    """A node wants to lead. `nonce` are 16 random bytes, used once."""
+
+    log_id: UUID
+    epoch: int
+    nonce: bytes
+    node: str
+
+
+class Slice(NamedTuple):
+    """Bytes of the log from `start`, written by the owner of a claim.
+
+    Up to `whole` the log's records are complete; a slice may end within one.
+    """
+
+    log_id: UUID
+    epoch: int
+    nonce: bytes
+    start: int
+    whole: int
+    data: bytes
+    begins_segment: bool = False
+
+    @property
+    def end(self) -> int:
+        """The position after the data."""
+        return self.start + len(self.data)
+
+
+PartitionRecord = Genesis | Claim | Slice
+
+
+def encode(record: PartitionRecord) -> bytes:
+    """Return the bytes of a record."""
+    match record:
+        case Genesis(log_id, epoch, start):
+            fields = (1, 0, epoch, log_id.bytes, _NO_NONCE, start, start)
+            data = b""
+        case Claim(log_id, epoch, nonce, node):
+            fields, data = (2, 0, epoch, log_id.bytes, nonce, 0, 0), node.encode()
+        case Slice(log_id, epoch, nonce, start, whole, data, begins_segment):
+            fields = (3, begins_segment, epoch, log_id.bytes, nonce, start, whole)
+    covered = _FIELDS.pack(VERSION, *fields)
+    return _PREFIX.pack(MAGIC, extend(value(covered), data)) + covered + data
+
+
+def decode(data: bytes) -> PartitionRecord | None:
+    """Return the record, None for bytes that are none of this version.
+
+    Nobody but a node of the cluster writes to the partition on purpose. What others
+    wrote there is void like everything else that does not count.
+    """
+    if len(data) < HEADER_SIZE or not data.startswith(MAGIC):
+        return None
+    version, kind, flag, epoch, log_id, nonce, start, whole = _FIELDS.unpack_from(
+        data, _PREFIX.size
+    )
+    if version != VERSION or value(data[_PREFIX.size :]) != checksum_of(data):
+        return None
+    rest = data[HEADER_SIZE:]
+    match kind:
+        case 1:
+            return Genesis(UUID(bytes=log_id), epoch, start)
+        case 2:
+            return Claim(UUID(bytes=log_id), epoch, nonce, rest.decode(errors="replace"))
+        case 3:
+            return Slice(UUID(bytes=log_id), epoch, nonce, start, whole, rest, bool(flag))
+    return None
+
+
+def checksum_of(data: bytes) -> int:
+    """Return the checksum that a record's bytes state; 0 for what is too short."""
+    return int(_PREFIX.unpack_from(data)[1]) if len(data) >= _PREFIX.size else 0
