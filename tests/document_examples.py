@@ -259,7 +259,7 @@ class Examples:
         module = sys.modules["example"] = ModuleType("example")
         self._names = vars(module)
         self._loop = place.stack.enter_context(asyncio.Runner())
-        self._own = SUPPOSED.get(page, of_others)
+        self._own: Callable[..., dict[str, Any]] = SUPPOSED.get(page, of_others)
         self.execute(TABLES)
 
     def run(self) -> None:
