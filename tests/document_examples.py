@@ -6,6 +6,10 @@ a database of their own. A block that calls `charge` or waits for messages ends 
 Ctrl-C once it got one. A page's blocks suppose names, such as `client`: those of
 SUPPOSED are set anew before each block, and the tables are emptied. An address is the
 only thing that is replaced.
+
+Commands of the shell: tests/cli/test_operations_pages.py, tests/system/test_security.py
+and tests/spark/test_documented_commands.py run them, and
+tests/cli/test_documented_commands.py parses them all.
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from contextlib import ExitStack
@@ -11,6 +12,8 @@ from pathlib import Path
 import pytest
 
 from tests.document_examples import ELSEWHERE, ROOT, Examples, Place, blocks, to_run
+from txmq.errors import TransactionAborted
+from txmq.testing.broker_thread import BrokerThread
 from txmq.testing.wait import PATIENCE_S
 
 PAGES = [
@@ -31,6 +34,17 @@ def test_the_examples_of_a_page_run(page: str, database: str) -> None:
 def test_what_does_not_run_here_is_there() -> None:
     there = {block[:3] for page in PAGES for block in blocks(page)}
     assert ELSEWHERE.keys() <= there
+
+
+def test_readmes_remedy_for_the_hook_is_one(tmp_path: Path, database: str) -> None:
+    readme = (ROOT / "README.md").read_text("utf-8")
+    [remedy] = re.findall(r"^`(txmq\.sqlalchemy\.enlist\(.*?\))`", readme, re.MULTILINE)
+    hook = next(blocks("README.md"))
+    _first, *rest = hook.text.splitlines()
+    with BrokerThread(tmp_path / "data", databases={"shop": database}) as broker, ExitStack() as s:
+        place = Place(broker.url, database, s)
+        with pytest.raises(TransactionAborted):
+            Examples("README.md", place).run_block(hook._replace(text="\n".join([remedy, *rest])))
 
 
 def test_a_block_that_does_not_run_is_found(
