@@ -139,9 +139,11 @@ class _Enlisting:
         return self._work.__await__()
 
     def __getattr__(self, name: str) -> object:
+        if name.startswith("_"):  # Python's own look at what it is
+            raise AttributeError(name)
         self._work.close()
         raise LocalProtocolError(
-            f"the messages of an AsyncSession were to {name} before they were awaited",
+            f"enlist() of an AsyncSession was to {name} before it was awaited",
             hint=f"(await txmq.sqlalchemy.enlist(session)).{name}(…)",
         )
 
