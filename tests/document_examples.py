@@ -49,7 +49,7 @@ ELSEWHERE: Final = {
     ("README.md", "python", 2): "it is a program: tests/client/test_readme.py runs it",
     ("docs/CONSUMERS.md", "python", 1): "a program: tests/client/test_consumers_page.py runs it",
     ("docs/CONSUMERS.md", "python", 2): "likewise",
-    ("docs/CONSUMERS.md", "python", 3): "it shows two loops without end, one for the other",
+    ("docs/CONSUMERS.md", "python", 3): "likewise",
     ("docs/SECURITY.md", "sql", 1): "grants by a superuser: tests/tx/postgres/test_schema.py",
     ("docs/SECURITY.md", "sql", 2): "grants to roles, likewise",
     ("docs/TESTING.md", "python", 1): "its test leaves out what it is about; the whole one is "

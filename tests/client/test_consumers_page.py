@@ -74,3 +74,18 @@ def test_the_consumer_on_asyncio_does_what_the_page_says(
         finally:
             process.kill()
     assert rows(database, "SELECT message FROM charges") == [(sent.message_id,)]
+
+
+def test_the_consumer_on_twisted_does_what_the_page_says(
+    own_broker: RealBroker, connect: Callable[..., Client]
+) -> None:
+    connect(own_broker.url).send("orders", first_body(), key="c-7")
+    text = program(own_broker.url, 3)
+    with subprocess.Popen([sys.executable, "-c", text], stdout=subprocess.PIPE, text=True) as ran:
+        assert ran.stdout is not None
+        try:
+            assert ran.stdout.readline() == "charged c-7\n"
+            ran.send_signal(signal.SIGINT)
+            ran.wait(PATIENCE_S)
+        finally:
+            ran.kill()
