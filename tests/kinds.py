@@ -58,6 +58,7 @@ DEEP: Final = {
         "tests/client/blocking/test_frameworks.py",
         "tests/client/blocking/test_green_threads.py",
         "tests/client/blocking/test_sqlalchemy.py",
+        "tests/client/test_document_examples.py",
         "tests/client/test_phantom.py",
         "tests/client/test_telemetry.py",
         "tests/test_public_names.py",

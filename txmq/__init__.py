@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from txmq import django as django
     from txmq import postgres as postgres
     from txmq import psycopg as psycopg
+    from txmq import selector as selector
     from txmq import sqlalchemy as sqlalchemy
     from txmq import twisted as twisted
     from txmq.client.blocking.client import Client
@@ -162,7 +163,9 @@ _LAZY = {
 }
 
 # as the documents name them, without an import of their own; some need extras
-_PARTS = frozenset(("aio", "asyncpg", "django", "postgres", "psycopg", "sqlalchemy", "twisted"))
+_PARTS = frozenset(
+    ("aio", "asyncpg", "django", "postgres", "psycopg", "selector", "sqlalchemy", "twisted")
+)
 
 
 if not TYPE_CHECKING:  # a checker would take any name

@@ -18,7 +18,7 @@ An `AsyncSession` with psycopg or asyncpg takes a client of `txmq.aio`:
 
 from __future__ import annotations
 
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Coroutine, Generator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Unpack, cast, overload
 from weakref import WeakSet, ref
@@ -56,6 +56,14 @@ if TYPE_CHECKING:
 # Not `event.contains`, which goes by addresses: those of engines that are gone return.
 _installed = WeakSet["Engine"]()
 INFO = "txmq"  # the client's name in `Session.info`
+# how a creator of one's own connects, by the names of SQLAlchemy's drivers and whether
+# they await
+_CREATORS = {
+    ("psycopg2", False): "psycopg2.connect(…, connection_factory=txmq.postgres.EnlistConnection)",
+    ("psycopg", False): "txmq.psycopg.EnlistConnection.connect(…)",
+    ("psycopg", True): "await txmq.psycopg.AsyncEnlistConnection.connect(…)",
+    ("asyncpg", True): "await asyncpg.connect(…, connection_class=txmq.asyncpg.EnlistConnection)",
+}
 _SAVEPOINTS = "txmq.savepoints"  # likewise, of the connections whose savepoints begin at once
 
 
@@ -95,7 +103,7 @@ def enlist(
     *,
     bind_arguments: dict[str, Any] | None = None,
     **options: Unpack[TransactionOptions],
-) -> Coroutine[Any, Any, aio.EnlistedTransaction]: ...
+) -> Awaitable[aio.EnlistedTransaction]: ...
 
 
 def enlist(
@@ -117,8 +125,27 @@ def enlist(
     """
     session = session.registry() if hasattr(session, "registry") else session
     if hasattr(session, "run_sync"):
-        return session.run_sync(_enlisted, client, bind_arguments, options)
+        return _Enlisting(session.run_sync(_enlisted, client, bind_arguments, options))
     return _enlisted(session, client, bind_arguments, options)
+
+
+class _Enlisting:
+    """The messages of an AsyncSession's transaction, to be awaited."""
+
+    def __init__(self, work: Coroutine[Any, Any, object]) -> None:
+        self._work = work
+
+    def __await__(self) -> Generator[Any, Any, object]:
+        return self._work.__await__()
+
+    def __getattr__(self, name: str) -> object:
+        if name.startswith("_"):  # Python's own look at what it is
+            raise AttributeError(name)
+        self._work.close()
+        raise LocalProtocolError(
+            f"enlist() of an AsyncSession was to {name} before it was awaited",
+            hint=f"(await txmq.sqlalchemy.enlist(session)).{name}(…)",
+        )
 
 
 def _enlisted(
@@ -146,9 +173,7 @@ def _enlisted(
             f"The engine's connections are {type(own).__module__}.{type(own).__name__}, which "
             "take no messages along",
             hint="call txmq.sqlalchemy.install(engine) once, before its sessions are used; a "
-            "creator of your own gives psycopg2 "
-            "connection_factory=txmq.postgres.EnlistConnection, or calls "
-            "txmq.psycopg.EnlistConnection.connect",
+            f"creator of your own returns {_creator(connection.dialect)}",
         )
     if connection.dialect.driver == "asyncpg" and driver.status is Status.IDLE:
         # Its transaction begins with the first statement; without one nothing commits.
@@ -166,6 +191,10 @@ def _enlisted(
     if bind_arguments not in session.info[_SAVEPOINTS]:
         session.info[_SAVEPOINTS].append(bind_arguments)
     return cast("object", transaction)
+
+
+def _creator(dialect: Dialect) -> str:
+    return _CREATORS.get((dialect.driver, dialect.is_async), "an EnlistConnection of txmq's")
 
 
 def _begin_at_once(session: Session, transaction: SessionTransaction) -> None:

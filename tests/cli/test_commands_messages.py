@@ -230,9 +230,13 @@ def test_a_selection_that_was_not_counted_to_its_end_says_so(client: ScriptedCli
     assert len(client.calls) == 1
 
 
-def test_all_letters_are_not_abandoned_without_a_yes(client: ScriptedClient) -> None:
+@pytest.mark.parametrize("stdin", ["n\n", ""])
+def test_all_letters_are_not_abandoned_without_a_yes(client: ScriptedClient, stdin: str) -> None:
     client.replies = [{"counted": 1, "complete": True}]
-    assert run("dlq", "abandon", "billing", "--all", *WHY, stdin="n\n").exit_code == 1
+    refused = run("dlq", "abandon", "billing", "--all", *WHY, stdin=stdin)
+    assert refused.exit_code == 1
+    assert "Abandon 1 letter of group billing?" in refused.stderr
+    assert refused.stderr.endswith("txmq: nothing was done (answer y, or add --yes)\n")
     assert [call for call, _args in client.calls] == ["dlq.stats"]
 
 

@@ -92,6 +92,38 @@ command.main()
     assert (ended.returncode, ended.stderr) == (status, "")
 
 
+TERMINATED = """
+import os, signal, sys
+import txmq.broker.service as service
+import txmq.cli.commands.broker as broker
+import txmq_command as command
+
+def terminated(*_given):
+    os.kill(os.getpid(), signal.SIGTERM)
+
+{patch}
+sys.argv[1:] = ["broker", "--data", {data!r}, "--listen", "127.0.0.1:0"]
+command.main()
+"""
+
+
+@pytest.mark.parametrize(
+    "patch",
+    [
+        "service.BrokerService.open = terminated",
+        "broker._say_ready = terminated",
+    ],
+    ids=["while it recovers", "while it serves"],
+)
+def test_a_broker_that_is_terminated_ends_in_order(patch: str, tmp_path: Path) -> None:
+    program = TERMINATED.format(patch=patch, data=str(tmp_path / "data"))
+    ended = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False,
+        cwd=ROOT, timeout=PATIENCE_S,
+    )  # fmt: skip
+    assert ended.returncode == 0, ended.stderr
+
+
 def test_an_operator_has_a_name_that_the_audit_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, taken in {
         "ada": "ada",

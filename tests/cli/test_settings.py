@@ -66,6 +66,10 @@ def test_passwords_are_not_shown_with_the_settings(file: Path) -> None:
         ("", "broker.data: is missing (in FILE)"),
         ("broker = 3", "broker: must be a section, not 3 (in FILE)"),
         (
+            "[broker]\ndat = 'x'",
+            "broker.dat: there is no such setting: did you mean data? (in FILE)",
+        ),
+        (
             "[broker]\ndata = 'x'\nlisen = '1'",
             "broker.lisen: there is no such setting: did you mean listen? (in FILE)",
         ),

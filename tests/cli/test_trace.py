@@ -326,6 +326,15 @@ def test_a_message_that_was_processed_is_not_behind_the_fence_of_its_key() -> No
     assert fenced == [("t/0/7", text), ("t/0/8", text)]
 
 
+def test_the_key_of_a_parked_message_was_fenced_for_it_when_it_came() -> None:
+    fence = {"state": "dead", "since": 5, "partition": 0, "offset": 7, "parked": 1}
+    group = {"group": "g", "state": "parked", "fence": fence, "history": []}
+    parked = {"topic": "t", "partition": 0, "offset": 8, "state": "published", "message_id": "i"}
+    life = {"born_at": 8, "stored_at": 9, "life": {"groups": [group]}}
+    told = [event.what for event in events_of([parked | life]) if event.at is not None]
+    assert told == ["sent", "published", "key fenced"]
+
+
 def test_a_failure_is_told_by_its_error_and_not_by_a_note_behind_it() -> None:
     traceback = "Traceback (most recent call last):\nValueError: 12,50\n(attempt 2 of 2 in place)\n"
     attempt = {"at": 5, "attempt": 1, "consumer": "a", "error_type": "ValueError"}

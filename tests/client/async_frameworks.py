@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Coroutine, Iterator
+from collections.abc import Awaitable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any, ClassVar
 
@@ -36,9 +36,13 @@ class Loop:
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
 
-    def do(self, work: Coroutine[Any, Any, Any]) -> Any:
-        """Return the result of a coroutine."""
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result(PATIENCE_S)
+    def do(self, work: Awaitable[Any]) -> Any:
+        """Return the result of what is awaited."""
+
+        async def awaited() -> Any:
+            return await work
+
+        return asyncio.run_coroutine_threadsafe(awaited(), self._loop).result(PATIENCE_S)
 
     @contextmanager
     def within(self, context: Any) -> Iterator[Any]:

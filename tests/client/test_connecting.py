@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from threading import Thread
 from typing import Any
+from uuid import uuid4
 
 import pytest
 
@@ -19,6 +20,7 @@ from tests.certificates import Authority, locked_key
 from tests.client.aio.running import run
 from tests.client.real_consumers import closing_broker
 from txmq.client.protocol.address import parse_url
+from txmq.client.protocol.settings import ClientSettings
 from txmq.client.tls import tls_context
 from txmq.errors import BrokerUnavailable, ConfigError, LoginFailed
 from txmq.wire.calls.users import VerifierArgs
@@ -50,6 +52,14 @@ def _twisted(reactor: Any, in_reactor: Callable[..., Any], url: str) -> None:
             await client.close()
 
     in_reactor(work)
+
+
+def test_a_log_may_be_named_by_its_text() -> None:
+    log = uuid4()
+    for named in (log, str(log)):
+        assert ClientSettings.of("orders", log_id=named).log_id == log
+    with pytest.raises(ConfigError, match=r"log_id: 'no' .*give a uuid\.UUID, or its text"):
+        ClientSettings.of("orders", log_id="no")
 
 
 @pytest.fixture(params=["blocking", "asyncio", "twisted"])

@@ -1,4 +1,4 @@
-"""The consumer that docs/CONSUMERS.md begins with, as it stands there."""
+"""The consumers that docs/CONSUMERS.md has as programs, as they stand there."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
-from pathlib import Path
 
 from tests.client.real import RealBroker
+from tests.document_examples import ROOT, blocks
+from tests.tx.postgres.support import rows
 from txmq.client.blocking.client import Client
+from txmq.testing.postgres_server import postgres_url
 from txmq.testing.wait import PATIENCE_S, wait_until
 
-ROOT = Path(__file__).parents[2]
-PAGE = ROOT / "docs" / "CONSUMERS.md"
+PAGE = "docs/CONSUMERS.md"
 
 
-def program(url: str) -> str:
-    """Return the page's first program, for a broker."""
-    found = re.search(r"```python\n(.*?)```", PAGE.read_text("utf-8"), re.DOTALL)
-    assert found is not None
-    assert "txmq://127.0.0.1:7650" in found[1]
-    return found[1].replace("txmq://127.0.0.1:7650", url)
+def program(url: str, number: int = 1) -> str:
+    """Return a program of the page, for a broker."""
+    [text] = [one.text for one in blocks(PAGE) if one[1:3] == ("python", number)]
+    assert "txmq://127.0.0.1:7650" in text
+    return text.replace("txmq://127.0.0.1:7650", url)
 
 
 def first_body() -> bytes:
@@ -56,3 +56,36 @@ def test_the_first_consumer_does_what_the_page_says(
             process.kill()
     errors = {letter.key: letter.error_type for letter in client.letters("billing", bodies=True)}
     assert errors == {"c-8": "__main__.CardRefused", "c-9": "json.decoder.JSONDecodeError"}
+
+
+def test_the_consumer_on_asyncio_does_what_the_page_says(
+    own_broker: RealBroker, connect: Callable[..., Client], database: str
+) -> None:
+    rows(database, "CREATE TABLE charges (message text)")
+    sent = connect(own_broker.url).send("orders", first_body())
+    text = program(own_broker.url, 2).replace("postgresql://app@db/shop", postgres_url(database))
+    with subprocess.Popen([sys.executable, "-c", text]) as process:
+        try:
+            wait_until(
+                lambda: rows(database, "SELECT FROM charges"), what="the message took effect"
+            )
+            process.send_signal(signal.SIGINT)
+            process.wait(PATIENCE_S)
+        finally:
+            process.kill()
+    assert rows(database, "SELECT message FROM charges") == [(sent.message_id,)]
+
+
+def test_the_consumer_on_twisted_does_what_the_page_says(
+    own_broker: RealBroker, connect: Callable[..., Client]
+) -> None:
+    connect(own_broker.url).send("orders", first_body(), key="c-7")
+    text = program(own_broker.url, 3)
+    with subprocess.Popen([sys.executable, "-c", text], stdout=subprocess.PIPE, text=True) as ran:
+        assert ran.stdout is not None
+        try:
+            assert ran.stdout.readline() == "charged c-7\n"
+            ran.send_signal(signal.SIGINT)
+            ran.wait(PATIENCE_S)
+        finally:
+            ran.kill()

@@ -2,32 +2,27 @@
 
 from __future__ import annotations
 
-import re
 import subprocess
 import sys
-from pathlib import Path
 
 from tests.client.real import RealBroker
+from tests.document_examples import blocks
 from tests.tx.postgres.support import rows
 from txmq.testing.wait import wait_until
 
-README = Path(__file__).parents[2] / "README.md"
 
-
-def block(language: str) -> str:
-    """The first block of code in that language, in the first transaction's section."""
-    section = README.read_text().partition("## A first transaction\n")[2]
-    found = re.search(rf"```{language}\n(.*?)```", section, re.DOTALL)
-    assert found is not None
-    return found[1]
+def block(language: str, number: int) -> str:
+    """Return a block of README."""
+    [text] = [one.text for one in blocks("README.md") if one[1:3] == (language, number)]
+    return text
 
 
 def test_the_first_transaction_does_what_it_says(
     deciding: RealBroker, shared_database: str
 ) -> None:
     rows(shared_database, "DROP TABLE IF EXISTS orders, lines, charges CASCADE")
-    rows(shared_database, block("sql"))
-    program = block("python").replace("txmq://127.0.0.1:7650", deciding.url)
+    rows(shared_database, block("sql", 1))
+    program = block("python", 2).replace("txmq://127.0.0.1:7650", deciding.url)
     with subprocess.Popen(
         [sys.executable, "-c", f"DSN = {shared_database!r}\n{program}"]
     ) as process:

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from txmq.errors import DirectoryInUse, DiskFull, StoreError
+from txmq.store import filesystem
 from txmq.store.filesystem import (
     Bytes,
     File,
@@ -166,15 +167,26 @@ def test_an_error_of_the_system_says_what_to_do_about_it(number: int, hint: str)
     assert raised.value.hint.startswith(hint) is (number in {errno.EACCES, errno.EPERM})
 
 
-def test_a_lock_on_a_full_disk_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_has_a_lock_whose_holder_has_no_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def full(*_given: object) -> int:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     path = str(tmp_path / "lock")
-    monkeypatch.setattr(os, "write", full)
+    RealFileSystem().lock(path).release()
+    create = filesystem._create_locked
+
+    def create_in_the_room_of_the_old(new: str) -> int:
+        assert Path(path).stat().st_size == 0
+        return create(new)
+
+    monkeypatch.setattr(filesystem, "_create_locked", create_in_the_room_of_the_old)
     monkeypatch.setattr(os, "pwrite", full)
-    with pytest.raises(DiskFull, match=f"^{path}: lock: No space left"):
+    lock = RealFileSystem().lock(path)
+    with pytest.raises(DirectoryInUse, match="in use by the process unknown"):
         RealFileSystem().lock(path)
+    lock.release()
 
 
 def test_a_user_without_a_name_has_a_number() -> None:

@@ -40,6 +40,8 @@ def run(
     Raises what opening the data directory or listening raises, and StoreError where the
     broker had to stop.
     """
+    # Until the reactor takes over: recovery may take minutes.
+    signal.signal(signal.SIGTERM, lambda *_frame: sys.exit())
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     keep_freed_memory()
     raise_file_limit()

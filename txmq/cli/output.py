@@ -35,6 +35,10 @@ TRACEBACKS = ("error_text",)
 FIRST_TIME = 10**15  # microseconds in September 2001; counts stay below it
 
 
+class Unconfirmed(TxmqError):
+    """Nobody has confirmed what the command was about to do. Nothing was done."""
+
+
 class Output:
     """Printer of the results and errors of one command."""
 
@@ -71,12 +75,19 @@ class Output:
         )
 
     def confirm(self, question: str, *, yes: bool) -> None:
-        """Ask for confirmation, and end the command without it.
+        """Ask for confirmation. Raises Unconfirmed without it.
 
         Neither `--yes` nor `--json` asks: programs cannot answer.
         """
-        if not yes and not self.as_json:
-            typer.confirm(question, abort=True, err=True)
+        if yes or self.as_json:
+            return
+        try:
+            sure = typer.confirm(question, err=True)
+        except typer.Abort:  # the end of the input, or Ctrl-C
+            print(file=sys.stderr)
+            sure = False
+        if not sure:
+            raise Unconfirmed("nothing was done", hint="answer y, or add --yes")
 
     @contextmanager
     def reporting_errors(self) -> Iterator[None]:
@@ -86,6 +97,11 @@ class Output:
         except TxmqError as error:
             self.print_error(error)
             raise typer.Exit(FAILED) from None
+
+
+def counted(number: int, noun: str) -> str:
+    """Return a number with its noun, as "1 letter" and "2 letters"."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def format_time(micros: int) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
-from txmq.errors.validation import Mistake, first_mistake
+from txmq.errors.validation import Mistake, mistake_of
 
 if TYPE_CHECKING:
     from pydantic import BaseModel, ValidationError
@@ -32,7 +32,9 @@ FLUSH = 'must be "sync" or { every_ms = 10 }'
 
 def first_setting(error: ValidationError, model: type[BaseModel]) -> Mistake:
     """Return the first mistake in the settings of a file that `model` describes."""
-    first = error.errors(include_url=False)[0]
+    found = error.errors(include_url=False)
+    # what is missing may be there, misspelt
+    first = next((one for one in found if one["type"] != "missing"), found[0])
     # blank parts are tags of types
     path = [part for part in first["loc"] if not isinstance(part, str) or part.strip()]
     where = tuple(map(str, path))
@@ -43,7 +45,7 @@ def first_setting(error: ValidationError, model: type[BaseModel]) -> Mistake:
         return Mistake(where, f"there can be several: begin each with [[{name}]], not [{name}]")
     words = _words(first["type"], first["msg"], where)
     if words is None:
-        return first_mistake(error, unit="setting")._replace(where=where)
+        return mistake_of(first, unit="setting")._replace(where=where)
     if where[0] in SECRET:
         return Mistake(where, words)
     return Mistake(where, f"{words}, not {_as_toml(first['input'])}")

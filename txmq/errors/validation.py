@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from pydantic import ValidationError
@@ -20,13 +21,17 @@ def first_mistake(error: ValidationError, *, unit: str) -> Mistake:
 
     The value itself is left out: it may be a secret.
     """
-    first = error.errors(include_url=False, include_input=False)[0]
-    where = tuple(map(str, first["loc"]))
-    match first["type"]:
+    return mistake_of(error.errors(include_url=False, include_input=False)[0], unit=unit)
+
+
+def mistake_of(found: Mapping[str, Any], *, unit: str) -> Mistake:
+    """Return one of the mistakes that pydantic has found."""
+    where = tuple(map(str, found["loc"]))
+    match found["type"]:
         case "value_error":
-            return Mistake(where, str(first["ctx"]["error"]))
+            return Mistake(where, str(found["ctx"]["error"]))
         case "missing":
             return Mistake(where, "is missing")
         case "extra_forbidden":
             return Mistake(where, f"there is no such {unit}")
-    return Mistake(where, first["msg"])
+    return Mistake(where, found["msg"])

@@ -412,6 +412,7 @@ def _replace_locked(path: str, directory: int) -> int:
         old = os.open(path, _OPEN | os.O_RDONLY)
         try:
             _require_regular(path, old)
+            os.truncate(path, 0)  # gives its room to the new one, on a full disk
         finally:
             os.close(old)
     with suppress(FileNotFoundError):  # of a process that died here
@@ -424,7 +425,8 @@ def _replace_locked(path: str, directory: int) -> int:
 def _create_locked(path: str) -> int:
     fd = os.open(path, _OPEN | os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
     _flock(fd)
-    os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+    with suppress(OSError):  # on a full disk the holder has no name
+        os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
     return fd
 
 

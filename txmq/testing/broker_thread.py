@@ -27,8 +27,7 @@ from txmq.model.units import SECOND
 
 STOPPED_S = 30.0
 TURNS = 4  # of a reactor: it reads sockets in one, and what follows from that comes later
-# A killed member goes at once. Living ones outlive jumps of the clock, as they outlive
-# a pause of the machine.
+# A killed member goes at once.
 CONSUMERS = {"lost_connection_grace_s": 0.0}
 
 

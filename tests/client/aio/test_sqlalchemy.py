@@ -227,8 +227,12 @@ def test_what_could_not_work_is_refused(world: World, driver: str) -> None:
         engine = engine_of(world, driver)
         async with txmq.aio.connect(world.broker.url, timeout=PATIENCE_S) as client:
             async with AsyncSession(engine) as session:
-                with pytest.raises(LocalProtocolError, match="take no messages along"):
+                with pytest.raises(LocalProtocolError, match="take no messages along") as found:
                     await enlist(session, client)
+                assert "install(engine)" in found.value.hint
+                assert {"psycopg", "asyncpg"} - {driver} == {
+                    other for other in DRIVERS if f"txmq.{other}." not in found.value.hint
+                }
             with pytest.raises(LocalProtocolError, match="has connections already"):
                 install(engine)
             await engine.dispose()
@@ -239,6 +243,9 @@ def test_what_could_not_work_is_refused(world: World, driver: str) -> None:
                     await enlist(session)
                 with pytest.raises(LocalProtocolError, match="this client blocks"):
                     await enlist(session, blocking)
+                forgotten: Any = enlist(session, client)
+                with pytest.raises(LocalProtocolError, match=r"to send .*\(await .*\)\.send\(…\)"):
+                    forgotten.send(world.topic, b"o-2")
             async with engine.begin() as connection:
                 (await enlist(connection, client)).send(world.topic, b"o-1")
             await engine.dispose()

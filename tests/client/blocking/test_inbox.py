@@ -564,9 +564,27 @@ def test_upkeep_that_cannot_reach_the_database_does_not_stop_the_work(
         keeper = Inbox(
             consumer._members.members[0],
             lambda: psycopg2.connect("host=127.0.0.1 port=1 connect_timeout=1"),
+            died=(died := list[BaseException]()).append,
         )
         keeper.start()
         keeper.stop()
+    assert died == []
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_the_end_of_the_inboxs_thread_ends_the_run_with_its_error(
+    client: Client, connect: Callable[[], Connection], workers: int
+) -> None:
+    def broken() -> Connection:
+        if threading.current_thread().name.endswith("-inbox"):
+            raise RuntimeError("no password for it")
+        return connect()
+
+    with (
+        consumer_of(client, fresh("g"), fresh("t")) as consumer,
+        pytest.raises(RuntimeError, match="no password for it"),
+    ):
+        consumer.run(take_effect, inbox=broken, workers=workers)
 
 
 def test_work_left_in_a_handlers_result_rolls_its_transaction_back(

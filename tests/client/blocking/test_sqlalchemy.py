@@ -230,7 +230,8 @@ def test_sessions_that_cannot_take_messages_along_say_what_to_do(
     with Session(plain) as session:
         with pytest.raises(LocalProtocolError, match="No client"):
             enlist(session)
-        with pytest.raises(LocalProtocolError, match=r"psycopg2.extensions.connection.*install"):
+        told = r"psycopg2.extensions.connection.*install\(engine\).*=txmq\.postgres\.Enlist"
+        with pytest.raises(LocalProtocolError, match=told):
             enlist(session, world.client)
     install(plain)  # connections of its pool are replaced
     install(plain)

@@ -8,6 +8,7 @@ from math import inf, nan
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from tests.client.scripted_member import GROUP, ScriptedMember, bodies, chunk, places
 from txmq.client.protocol.consumer.member import MemberPhase
@@ -263,6 +264,17 @@ def test_a_member_leaves_when_everything_is_confirmed_and_returns_the_rest() -> 
     }
     scripted.answer("consumer.leave")
     assert scripted.member.phase is MemberPhase.GONE
+
+
+def test_a_member_tells_of_nacks_that_its_end_leaves_behind() -> None:
+    scripted = ScriptedMember().joined().fetched(chunk(*"abc"))
+    for message in scripted.receive(3):
+        scripted.operations.nack(message, None, "no")
+    scripted.member.leave()
+    scripted.answer("consumer.nack", moved="retry", attempt=1, due_at=0)
+    with capture_logs() as logs:
+        scripted.member.leave_behind()
+    assert [(log["event"], log["nacks"]) for log in logs] == [("consumer.left_behind", 2)]
 
 
 def test_a_static_member_does_not_leave_and_returns_all_its_messages() -> None:

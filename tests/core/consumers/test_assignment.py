@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from random import Random
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -168,6 +170,31 @@ def test_sticky_moves_no_more_than_balance_asks_for(
         )
         share, extra = divmod(count, len(others))
         assert kept == sum(min(size, share + (place < extra)) for place, size in enumerate(stay))
+
+
+class Walked(tuple[Any, ...]):  # noqa: SLOT001  # it counts in an attribute
+    """A tuple that counts how often it is walked through."""
+
+    walks = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        self.walks += 1
+        return super().__iter__()
+
+    def __contains__(self, value: object) -> bool:
+        self.walks += 1
+        return super().__contains__(value)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_an_assignment_walks_once_through_what_members_want_and_have(strategy: str) -> None:
+    topics = dict.fromkeys(range(100), 8)
+    before = assign(strategy, [Subscriber("a", tuple(topics))], topics, share=True)["a"]
+    member = Subscriber("a", Walked(topics), Walked(before))
+    assert assign(strategy, [member], topics, share=True)["a"] == before
+    assert isinstance(member.topics, Walked)
+    assert isinstance(member.before, Walked)
+    assert (member.topics.walks, member.before.walks) == (1, 1)
 
 
 @few

@@ -8,8 +8,10 @@ import pytest
 
 from tests.core.consumers.world import ConsumersWorld
 from txmq.core.consumers.commands import (
+    AlterGroup,
     NackMessage,
     ReplayLetters,
+    RequestedSettings,
     ResetPosition,
 )
 from txmq.core.consumers.message_lives import in_group
@@ -18,7 +20,7 @@ from txmq.core.retention import past_failures
 from txmq.core.retention.outcome_expiry import KINDS, ExpireOutcomes
 from txmq.core.state import attempts
 from txmq.core.state.attempts import KEPT_LAST, MAX_TEXT, Attempt, History
-from txmq.core.state.failed_rows import FailedMessage
+from txmq.core.state.failed_rows import FailedKind, FailedMessage
 from txmq.model.retry import FailureReport, RetryPolicy
 from txmq.model.units import SECOND
 from txmq.store.tables import ATTEMPTS, FAILED, FAILED_KEY
@@ -142,6 +144,20 @@ def test_the_history_ends_when_the_group_is_reset(world: ConsumersWorld) -> None
 def test_a_message_without_failures_has_no_row(world: ConsumersWorld) -> None:
     world.ack("a", (0, 2))
     assert not len(world.state.tables[ATTEMPTS])  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("text", ["ValueError: one", ""])
+def test_a_message_whose_attempts_an_operator_took_away_has_not_died(
+    world: ConsumersWorld, text: str
+) -> None:
+    fail(world, text)
+    world.do(AlterGroup("g", RequestedSettings(retry=RetryPolicy((1,), retries=0))))
+    world.now += 2 * SECOND
+    assert world.offsets("a") == []
+    stored: Any = world.state.tables[FAILED].get(FAILED_KEY.pack(1, *PLACE))
+    row = FailedMessage(*stored)
+    assert (row.kind, row.error_type, row.error_text) == (FailedKind.LETTER, "E", text)
+    assert [one.error_type for one in history(world).attempts] == ["E"]
 
 
 def test_a_message_that_kills_its_consumers_has_their_deaths(world: ConsumersWorld) -> None:

@@ -22,6 +22,7 @@ from txmq.core.consumers.commands import (
     RetryStored,
     StoredEntry,
 )
+from txmq.core.consumers.stall_reasons import StallContext, stall_reason
 from txmq.core.consumers.store_reports import MAX_STORES, _Report, key_source
 from txmq.core.consumers.store_views import at_consumers, describe_store, list_messages
 from txmq.core.events.base import LogRestored
@@ -519,6 +520,26 @@ def test_many_failures_alike_open_the_circuit_breaker() -> None:
     assert world.group().breaker is not None
     world.report("a", (2, "acked"))
     assert world.group().breaker is not None, "that was no probe"
+
+
+def test_a_breaker_tells_of_messages_that_cannot_be_its_probes() -> None:
+    world = StoreWorld(t=1)
+    world.publish("t", 1)
+    world.join("a", mode="ordered", retry=QUICK, flood_keys=1)
+    world.fetch("a")
+    world.report("a", (0, "stored"), due=world.now)
+    assert world.group().breaker is not None
+    assert world.group().unreachable == 0
+    world.do(LeaveGroup("g", "a", "a"))
+    assert world.group().unreachable == 1
+    world.join("b")
+    reason = stall_reason(
+        world.state, world.group(), TopicPartition(1, 0), StallContext(world.end, world.now)
+    )
+    assert reason is not None
+    assert reason.text.endswith("; 1 messages cannot be probes, in local stores without an owner")
+    world.adopt()
+    assert world.group().unreachable == 0
 
 
 def test_a_group_has_a_maximum_of_stores(

@@ -66,7 +66,6 @@ def test_without_order_keys_do_not_wait(tmp_path: Path) -> None:
     store, _ = open_store(tmp_path, OWNER._replace(ordered=False))
     store.put([stored(1, "k", due=90), stored(2, "k", due=10)])
     assert offsets(store.due(50, 10)) == [2]
-    assert not store.holds_key("k")
     store.close()
 
 
@@ -76,7 +75,6 @@ def test_another_rule_of_order_is_taken_over(tmp_path: Path) -> None:
     store.close()
     store, _ = open_store(tmp_path)
     assert store.due(50, 10) == []
-    assert store.holds_key("k")
     store.close()
 
 
@@ -84,20 +82,16 @@ def test_a_key_is_held_until_its_last_message_is_settled(tmp_path: Path) -> None
     store, _ = open_store(tmp_path)
     store.put([stored(1, "k"), stored(2, "k")])
     store.record(acked(1))
-    assert store.holds_key("k")
     store.record([Change(place(2), State.RETURNED, 1, 0)])
-    assert store.holds_key("k")  # until the broker has it
     store.put([stored(3, "k")])
     assert store.due(1_000, 10) == []
     store.forget([place(2)])
     assert offsets(store.due(1_000, 10)) == [3]
     store.record([Change(place(3), State.DEAD, 2, 0)])
-    assert store.holds_key("k")  # its dead letter is not made yet
     store.put([stored(4, "k")])
     assert store.due(1_000, 10) == []
     store.forget([place(3)])
     store.record(acked(4))
-    assert not store.holds_key("k")
     store.close()
 
 

@@ -57,6 +57,29 @@ def test_installing_twice_changes_nothing(empty_database: str) -> None:
     assert run_check(empty_database) == []
 
 
+def tables_without_identity(dsn: str) -> set[object]:
+    """Return the tables of txmq whose rows nobody can delete under FOR ALL TABLES."""
+    identified = (
+        "EXISTS (SELECT FROM pg_index i WHERE i.indrelid = c.oid AND"
+        " CASE c.relreplident WHEN 'd' THEN i.indisprimary ELSE i.indisreplident END)"
+    )
+    found = rows(
+        dsn,
+        "SELECT c.relname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace"
+        " WHERE c.relkind IN ('r', 'p') AND (c.relname LIKE 'txmq%%' OR n.nspname = 'txmq')"
+        f" AND c.relreplident <> 'f' AND NOT {identified}",
+    )
+    return {name for (name,) in found}
+
+
+def test_all_tables_have_an_identity_for_logical_replication(empty_database: str) -> None:
+    run_install(empty_database)
+    assert tables_without_identity(empty_database) == set()
+    rows(empty_database, "CREATE TABLE txmq_keyless (a int)")
+    rows(empty_database, "ALTER TABLE txmq_inbox DROP CONSTRAINT txmq_inbox_pkey")
+    assert tables_without_identity(empty_database) == {"txmq_keyless", "txmq_inbox"}
+
+
 @pytest.mark.parametrize(
     "change",
     [

@@ -367,19 +367,21 @@ def _stores(seen: Conditions) -> Iterator[tuple[ConsumerGroup, bytes, ConsumerSt
 
 def group_guarded(seen: Conditions) -> str | Raised:
     found = [
-        (group.breaker, group.name)
+        (group.breaker, group)
         for group in seen.state.groups.by_id.values()
         if group.breaker is not None
     ]
     if not found:
         return ""
-    breaker, name = min(found, key=lambda item: item[0].since)
+    breaker, group = min(found, key=lambda item: item[0].since)
     error = f"{breaker.error_type or 'no type'}, fingerprint {breaker.fingerprint}"
+    gone = group.unreachable
+    lost = f"; {gone} messages cannot be probes, in local stores without an owner" if gone else ""
     return Raised(
-        f"groups whose circuit breaker is open: {len(found)}, as {name} "
+        f"groups whose circuit breaker is open: {len(found)}, as {group.name} "
         f"for {seen.age(breaker.since)}: "
-        f"many keys failed alike ({error}); {breaker.probes} probes failed",
-        f"group:{name}",
+        f"many keys failed alike ({error}); {breaker.probes} probes failed{lost}",
+        f"group:{group.name}",
     )
 
 

@@ -184,7 +184,9 @@ ALARM_RULES = (
         "group.guarded",
         "critical",
         conditions.group_guarded,
-        "mend what the handlers need: the group goes on by itself; or txmq group resume GROUP",
+        "mend what the handlers need: the group goes on once a message succeeds; if all that "
+        "failed is in a lost local store: txmq recover adopt GROUP STORE; or txmq group resume "
+        "GROUP",
     ),
     AlarmRule(
         "store.no_owner",

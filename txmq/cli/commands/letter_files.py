@@ -11,7 +11,7 @@ import typer
 from txmq.cli.command import CommandSession
 from txmq.cli.letter_selection import Saved, Where, selection_args
 from txmq.cli.options import Group, Operator, Reason, Yes
-from txmq.cli.output import FAILED
+from txmq.cli.output import FAILED, counted
 from txmq.cli.parsers import parse_name
 from txmq.client.protocol.calls import calls_by
 from txmq.client.protocol.letter_changes import export_steps, mark_steps
@@ -94,7 +94,7 @@ def import_(
     """
     if not (yes or session.out.as_json):
         count = sum(letter.body is not None for letter in read_file(file).letters)
-        session.out.confirm(f"Send {count} messages to topic {to}?", yes=yes)
+        session.out.confirm(f"Send {counted(count, 'message')} to topic {to}?", yes=yes)
     found = session.client.import_letters(file, to=to, operator=operator, again=again)
     session.out.show(found._asdict() | {"topic": to})
     if found.repeated:

@@ -21,7 +21,7 @@ from txmq.cli.letter_selection import (
     selection_args,
 )
 from txmq.cli.options import Group, NextPage, Operator, Reason, Yes
-from txmq.cli.output import FAILED, Output
+from txmq.cli.output import FAILED, Output, counted
 from txmq.cli.parsers import parse_name
 from txmq.cli.replay_plans import replay_all
 from txmq.cli.rows import with_decoded_body, with_places
@@ -330,8 +330,9 @@ def _confirm(
     if yes or session.out.as_json:
         return
     found = session.client.call("dlq.stats", group=group, **chosen)
-    number = f"{'' if found['complete'] else 'more than '}{found['counted']}"
-    session.out.confirm(f"{what} {number} letters of group {group}?", yes=yes)
+    more = "" if found["complete"] else "more than "
+    number = counted(found["counted"], "letter")
+    session.out.confirm(f"{what} {more}{number} of group {group}?", yes=yes)
 
 
 def _change(

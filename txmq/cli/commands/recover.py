@@ -29,7 +29,7 @@ from txmq.cli.local_recovery import (
     require_directory,
 )
 from txmq.cli.options import DEFAULT_BROKER, Bodies, BrokerUrl, Operator, Reason, Yes
-from txmq.cli.output import FAILED, Output, format_time
+from txmq.cli.output import FAILED, Output, counted, format_time
 from txmq.cli.parsers import MessagePlace, parse_duration, parse_place, parse_store_id
 from txmq.errors import Conflict, ForeignStore, StoreError
 from txmq.model.tracebacks import last_line
@@ -197,7 +197,7 @@ def drop(  # noqa: PLR0913  # its options
     with open_session(out, broker) as session:
         places = _selected(session, of_store, message, everything=everything)
         if everything:
-            out.confirm(f"Drop {len(places)} messages of group {group}?", yes=yes)
+            out.confirm(f"Drop {counted(len(places), 'message')} of group {group}?", yes=yes)
         _send(session, "recover.drop", places, **of_store, operator=operator, reason=reason)
 
 

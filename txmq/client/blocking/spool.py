@@ -83,9 +83,8 @@ class ClientSpool:
     def place(self, receipt: Receipt, timeout: Duration | None = None) -> Receipt:
         """Wait until a spooled message is at the broker, and return its receipt there.
 
-        The receipt of any other message is returned as it is. The id stays the same,
-        but behind a refused message at a broker without the feature `skips`. Raises
-        RequestTimeout, and RequestRejected for a message that was refused.
+        The receipt of any other message is returned as it is. The id stays the same.
+        Raises RequestTimeout, and RequestRejected for a message that was refused.
         """
         if not receipt.spooled:
             return receipt

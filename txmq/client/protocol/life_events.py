@@ -85,7 +85,9 @@ def _of_fence(message: Fields, group: Fields) -> Iterator[LifeEvent]:
         return
     place = f"{message['topic']}/{head[0]}/{head[1]}"
     text = f"since then; now {place} is {fence['state']}, {fence['parked']} parked behind it"
-    yield LifeEvent(fence["since"], name_of(message), "key fenced", str(group["group"]), text)
+    # what came later was behind it from its own beginning on
+    since = max(fence["since"], message.get("stored_at") or 0)
+    yield LifeEvent(since, name_of(message), "key fenced", str(group["group"]), text)
 
 
 def _of_group(name: str, group: Fields, known: Fields | None) -> Iterator[LifeEvent]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from os import PathLike, fspath
 from typing import TYPE_CHECKING, Any, Literal, Self, TypedDict, TypeVar, Unpack
@@ -62,7 +63,7 @@ class Options(TypedDict, total=False):
     window: int
     window_bytes: int
     delivery_timeout: Duration
-    log_id: UUID | None
+    log_id: UUID | str | None
     compression: Literal["zstd", "lz4"] | None
     compress_over: int
     spool: str | PathLike[str] | None
@@ -107,7 +108,7 @@ class ClientSettings:
             )
         self._check_numbers()
         if not isinstance(self.log_id, UUID | None):
-            raise self._invalid("log_id", "give a uuid.UUID")
+            raise self._invalid("log_id", "give a uuid.UUID, or its text")
         if self.compression not in {None, *CODECS}:
             raise self._invalid("compression", 'give "zstd", "lz4" or None')
         if self.compression is not None:
@@ -169,6 +170,9 @@ class ClientSettings:
         if unknown := options.keys() - Options.__optional_keys__:
             raise ConfigError("connect", f"there is no option {min(unknown)!r}", hint=OPTIONS_HINT)
         fields: dict[str, Any] = {**options, "telemetry": _telemetry(options.get("telemetry"))}
+        if isinstance(log := options.get("log_id"), str):
+            with suppress(ValueError):  # it is refused as text, like all that is no UUID
+                fields["log_id"] = UUID(log)
         try:
             return cls(service, **fields)
         except TypeError as error:

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from txmq.core.events.base import RecordContext
+    from txmq.core.state.failed_rows import FailedMessage
     from txmq.core.state.positions import GroupPosition
 
 
@@ -242,11 +243,14 @@ class _DeliveryBuilder:
             entry, place, key_hash, attempt=candidate.attempt - 1, deaths=candidate.deaths
         )
         if candidate.source is CandidateSource.EXHAUSTED:
-            self.changes.dead_letter(
-                ref, poison.dead_letter_row(row._replace(first_failed_at=self._now))
-            )
+            row = row._replace(first_failed_at=self._now)
+            self._dead_letter(ref, row)
         else:
             self.changes.park(ref, row)
+
+    def _dead_letter(self, ref: MessageRef, row: FailedMessage) -> None:
+        letter = poison.dead_letter_row(self._state, self._group, ref, row)
+        self.changes.dead_letter(ref, letter)
 
     def _lease(self, number: int, tp: TopicPartition, start: int, end: int, attempt: int) -> None:
         if start == end:
@@ -302,7 +306,7 @@ class _DeliveryBuilder:
             self._expired_rows.append(ref)
             self.changes.processed(ref, row.key_hash)
         elif fetch_choice.is_exhausted(group, tp, row):
-            self.changes.dead_letter(ref, poison.dead_letter_row(row))
+            self._dead_letter(ref, row)
         elif row.deaths == read.candidate.deaths and self._fits_deaths(row.deaths):
             self._rows.append(ref)
             self._first = False

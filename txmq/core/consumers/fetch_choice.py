@@ -146,8 +146,8 @@ def is_for_others(
 def is_exhausted(group: ConsumerGroup, tp: TopicPartition, row: FailedMessage) -> bool:
     """Return True if a failed message has had its last attempt.
 
-    That attempt got no answer: a nack would have made it a dead letter. A trial is one
-    attempt, by one member.
+    That attempt got no answer, or the limit was higher then: otherwise a nack would
+    have made it a dead letter. A trial is one attempt, by one member.
     """
     if row.trial_by and (row.attempt or row.deaths or not may_try(group, row.trial_by, tp)):
         return True

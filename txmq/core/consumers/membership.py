@@ -39,7 +39,7 @@ from txmq.errors import BadRequest, GroupMismatch, Throttled, UnknownMember, Unk
 from txmq.model.topic_partition import TopicPartition
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from txmq.core.events.base import Event, RecordContext
     from txmq.core.state.state import Topic
@@ -276,6 +276,7 @@ def _starts(
     A partition that was added to a topic of the group begins at its first message, and
     so does a topic that was made again under its name.
     """
+    given = {(name, number): offset for name, number, offset in (join.starts if join else ())}
     known_topics = {topic_id for topic_id, _partition in group.positions}
     known_names = {state.topics_by_id[topic_id].name for topic_id in known_topics}
     starts = []
@@ -287,14 +288,19 @@ def _starts(
                 offset = (
                     first
                     if topic.name in known_names
-                    else _start(state, group, topic, partition, join)
+                    else _start(state, group, topic, partition, join, given)
                 )
                 starts.append((topic_id, partition, offset))
     return tuple(starts)
 
 
-def _start(
-    state: State, group: ConsumerGroup, topic: Topic, partition: int, join: JoinGroup | None
+def _start(  # a partition, and what its first member has asked for
+    state: State,
+    group: ConsumerGroup,
+    topic: Topic,
+    partition: int,
+    join: JoinGroup | None,
+    given: Mapping[tuple[str, int], int],
 ) -> int:
     start, last = group.settings.start, visibility.visible_end(state, topic.topic_id, partition)
     first = topic.start_offsets[partition]
@@ -302,9 +308,6 @@ def _start(
         start = join.wanted.start
     if start == LAST:
         return last
-    given = (
-        {(name, number): offset for name, number, offset in join.starts} if join is not None else {}
-    )
     offset = given.get((topic.name, partition), first) if isinstance(start, int) else first
     return min(max(offset, first), last)
 

@@ -25,7 +25,7 @@ from txmq.core.state.failed_rows import FailedKind
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from txmq.core.state.consumer_groups import ConsumerGroup, GroupMember, Lease
+    from txmq.core.state.consumer_groups import ConsumerGroup, GroupMember, Lease, MessageRef
     from txmq.core.state.failed_rows import FailedMessage, Move
     from txmq.core.state.positions import Redelivery
     from txmq.core.state.ranges import ValueRange
@@ -69,14 +69,28 @@ def next_redeliveries(group: ConsumerGroup, tp: TopicPartition) -> Iterator[Valu
             return
 
 
-def dead_letter_row(row: FailedMessage) -> FailedMessage:
-    """Return the row of a message that killed its consumers, with an error text.
+def dead_letter_row(
+    state: State, group: ConsumerGroup, ref: MessageRef, row: FailedMessage
+) -> FailedMessage:
+    """Return the row of an exhausted message as a dead letter, with an error text where
+    it killed its consumers.
 
     The error of an earlier failure stays.
     """
-    if row.error_text:
+    if row.error_text or not _has_died(state, group, ref, row):
         return row
     return row._replace(error_type=row.error_type or CONSUMER_DIED, error_text=_death_text(row))
+
+
+def _has_died(state: State, group: ConsumerGroup, ref: MessageRef, row: FailedMessage) -> bool:
+    """Return whether the last attempt of an exhausted message had no outcome.
+
+    It had one, a failure, where an operator has lowered the number of attempts since.
+    """
+    if not (row.deaths or row.trial_by):
+        return False
+    past = attempts.get(state, group, ref).attempts
+    return not past or past[-1][1:3] != (row.attempt, row.replays)
 
 
 def _death_text(row: FailedMessage) -> str:
@@ -89,13 +103,13 @@ def _death_text(row: FailedMessage) -> str:
 
 
 def record_deaths(state: State, group: ConsumerGroup, moves: Iterable[Move], at: int) -> None:
-    """Apply: the dead letters among `moves` killed their consumers; put that into their
-    histories.
+    """Apply: put into the histories of the dead letters among `moves` that they killed
+    their consumers, where they did.
     """
     for move in moves:
         topic_id, partition, offset, row = failed_rows.decode_move(move)
         ref = (topic_id, partition, offset)
-        if row.kind == FailedKind.LETTER:
+        if row.kind == FailedKind.LETTER and _has_died(state, group, ref, row):
             death = row._replace(
                 error_type=CONSUMER_DIED, error_text=_death_text(row), fingerprint=""
             )

@@ -156,7 +156,10 @@ def _breaker_open(check: StallCheck) -> str:
     breaker = check.group.breaker
     if breaker is None:
         return ""
-    return f"many keys failed alike: the group waits until a probe succeeds ({breaker.error_type})"
+    waits = f"the group waits until a probe succeeds ({breaker.error_type})"
+    gone = check.group.unreachable
+    lost = f"; {gone} messages cannot be probes, in local stores without an owner" if gone else ""
+    return f"many keys failed alike: {waits}{lost}"
 
 
 def _no_member(check: StallCheck) -> str:

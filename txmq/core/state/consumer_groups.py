@@ -361,6 +361,14 @@ class ConsumerGroup:
         return member is not None and member.instance == store.instance
 
     @property
+    def unreachable(self) -> int:
+        """The number of messages in local stores that have no owner: no member can be
+        given one, until the stores are adopted.
+        """
+        stores = self.stores.values()
+        return sum(s.messages for s in stores if not (s.adopted or self.has_owner(s)))
+
+    @property
     def max_attempts(self) -> int | None:
         """The most deliveries of a message that count as attempts; None = no limit."""
         return None if self.settings.on_exhausted == BLOCK else self.settings.policy.retries + 1

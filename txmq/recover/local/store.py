@@ -52,8 +52,8 @@ BALLAST = 16 << 20  # bytes that outcomes have on a full disk
 AT_ONCE = 1_000  # messages of a transaction that bounds waits
 DEFAULT_LIMITS = StoreLimits()
 _SELECT = f"SELECT {COLUMNS} FROM message"  # noqa: S608  # names of ours
-_FIRST_OF_KEY = (
-    "SELECT id FROM message WHERE key = ? AND state <> 2 ORDER BY run, partition, offset LIMIT ?"
+_FIRST_TWO_OF_KEY = (
+    "SELECT id FROM message WHERE key = ? AND state <> 2 ORDER BY run, partition, offset LIMIT 2"
 )
 
 
@@ -258,14 +258,6 @@ class LocalStore:
 
         return self._database.read(first)
 
-    def holds_key(self, key: str | None) -> bool:
-        """Return whether a later message of the key must follow those that are here."""
-        if key is None or not self.owner.ordered:
-            return False
-        return self._database.read(
-            lambda connection: connection.execute(_FIRST_OF_KEY, (key, 1)).fetchone() is not None
-        )
-
     def untold(self, most: int) -> list[Entry]:
         """Return what the broker does not know, each key in its order."""
         return self._entries(
@@ -404,7 +396,7 @@ class LocalStore:
     def _promote(self, connection: sqlite3.Connection, key: str) -> None:
         """Have the first message of a key handed out next, and not the second one."""
         if self.owner.ordered:
-            found = connection.execute(_FIRST_OF_KEY, (key, 2)).fetchall()
+            found = connection.execute(_FIRST_TWO_OF_KEY, (key,)).fetchall()
             marks = [(int(not at), number) for at, (number,) in enumerate(found)]
             connection.executemany("UPDATE message SET head = ? WHERE id = ?", marks)
 

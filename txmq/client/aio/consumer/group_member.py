@@ -139,6 +139,7 @@ class LoopMember(MemberState):
             async with asyncio.timeout(seconds):
                 await self._when(self._has_left)
         except (TxmqError, TimeoutError):  # its session will lapse
+            self.member.leave_behind()
             self.member.failure = self.member.failure or ClientClosed("the consumer was closed")
         await self.abandon()
 

@@ -285,6 +285,7 @@ class ThreadedMember(MemberState):
             self.member.leave()
             self.thread.wake()
             self.changed.wait_for(self._has_left, timeout)
+            self.member.leave_behind()
         self.abandon()
 
     def abandon(self) -> None:

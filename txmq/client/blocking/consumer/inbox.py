@@ -59,16 +59,18 @@ def run_with_inbox(
     """Run a handler in transactions. Each thread has a connection of its own, and so
     has the upkeep of each member's inbox.
     """
-    inboxes = {member.owner: Inbox(member, connect) for member in source.members}
+    inboxes: dict[object, Inbox] = {}
+    runner = Runner(
+        source,
+        lambda: InboxWorker(source, inboxes, handler, connect, options, stop),
+        options,
+        stop,
+    )
+    inboxes |= {m.owner: Inbox(m, connect, died=runner.fail) for m in source.members}
     for one in inboxes.values():
         one.start()
     try:
-        Runner(
-            source,
-            lambda: InboxWorker(source, inboxes, handler, connect, options, stop),
-            options,
-            stop,
-        ).run()
+        runner.run()
     finally:
         for one in inboxes.values():
             one.stop()
@@ -94,10 +96,16 @@ class Database(inbox.Database):
 
 
 class Inbox(inbox.Inbox):
-    """The inbox of one member, and the thread that tends it."""
+    """The inbox of one member, and the thread that tends it.
 
-    def __init__(self, member: InboxMember, connect: Connect) -> None:
+    `died` gets what ends the thread early.
+    """
+
+    def __init__(
+        self, member: InboxMember, connect: Connect, died: Callable[[BaseException], None]
+    ) -> None:
         super().__init__(member, CoreAtOnce(member.core), Database(connect))
+        self._died = died
         self._lock, self._stopped = Lock(), Event()
         name = f"txmq-{member.settings.group}-inbox"
         self._thread = Thread(target=self._run, name=name, daemon=True)
@@ -121,6 +129,8 @@ class Inbox(inbox.Inbox):
                 run(self.tend())
                 self._stopped.wait(EVERY_S)
             run(self.tend(closing=True))
+        except BaseException as error:  # noqa: BLE001  # `run_with_inbox` raises it
+            self._died(error)
         finally:
             run(self._database.close())
 

@@ -133,7 +133,17 @@ class Runner:
         """
         if self._options.workers == 1:
             self._work(0)
-            return
+        else:
+            self._work_in_threads()
+        if self._error is not None:
+            raise self._error
+
+    def fail(self, error: BaseException) -> None:
+        """End all threads, from any other: `run` raises the error."""
+        self._error = self._error or error
+        self._ended.set()
+
+    def _work_in_threads(self) -> None:
         name = self._source.settings.group
         threads = [
             Thread(target=self._guarded, args=(number,), name=f"txmq-{name}-{number}", daemon=True)
@@ -146,14 +156,12 @@ class Runner:
                 thread.join()
         finally:
             self._ended.set()
-        if self._error is not None:
-            raise self._error
 
     def _guarded(self, number: int) -> None:
         try:
             self._work(number)
         except BaseException as error:  # noqa: BLE001  # `run` raises it
-            self._error = self._error or error
+            self.fail(error)
         finally:
             self._ended.set()
 

@@ -525,6 +525,17 @@ class Member:
         self.fetcher.forget()
         self._leave_sent = False
 
+    def leave_behind(self) -> None:
+        """Report what the broker has not heard of though the time to leave is up."""
+        nacks = self.settlement.unconfirmed_nacks
+        if nacks and self.phase is not MemberPhase.GONE:
+            log.warning(
+                "consumer.left_behind",
+                group=self.settings.group,
+                nacks=nacks,
+                hint="their messages are delivered again as if they had not failed",
+            )
+
     def _left(self, answer: object, now: float) -> None:
         del answer, now
         self.phase = MemberPhase.GONE

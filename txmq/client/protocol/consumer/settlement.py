@@ -95,6 +95,11 @@ class Settlement:
         )
 
     @property
+    def unconfirmed_nacks(self) -> int:
+        """The number of nacks that the broker has not answered, or not got yet."""
+        return len(self._nacks) + len(self._nacks_in_flight) + len(self._behind)
+
+    @property
     def returning(self) -> bool:
         """True while the broker has not confirmed that it has messages back."""
         return bool(self._returns or self._returns_in_flight)
