@@ -8,6 +8,7 @@ from math import inf, nan
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from tests.client.scripted_member import GROUP, ScriptedMember, bodies, chunk, places
 from txmq.client.protocol.consumer.member import MemberPhase
@@ -121,7 +122,16 @@ def test_a_missing_topic_is_requested_once() -> None:
     scripted.member.connected(scripted.now)
     scripted.refuse("consumer.join", UnknownTopic("no topic"))
     assert scripted.args_of("topic.describe") == {"names": ["orders"], "create": True}
-    scripted.answer("topic.describe", topics=[])
+    with capture_logs() as logs:
+        scripted.answer("topic.describe", topics=[], created=["orders"], similar="order")
+    assert logs == [
+        {
+            "event": "topic.created_at_use",
+            "log_level": "warning",
+            "topics": ["orders"],
+            "similar": "order",
+        }
+    ]
     scripted.refuse("consumer.join", UnknownTopic("no topic"))
     assert isinstance(scripted.member.failure, UnknownTopic)
 

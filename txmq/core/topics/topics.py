@@ -4,6 +4,8 @@ and reads of a topic have to pass.
 
 from __future__ import annotations
 
+from difflib import get_close_matches
+from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from txmq.batch import largest_body
@@ -45,7 +47,7 @@ from txmq.model.topic_partition import TopicPartition
 from txmq.store import tables as t
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from txmq.batch import BatchHeader
     from txmq.core.events.base import Event, RecordContext
@@ -53,6 +55,8 @@ if TYPE_CHECKING:
 
 MAX_PARTITIONS = 4_096  # of one topic: each has a row in the state and a place in every assignment
 MAX_ALL_PARTITIONS = 1 << 20  # of all topics: they are in memory
+MOST_COMPARED = 1_000  # names, with one that is not there
+LIKENESS = 0.8  # of two names that may be one, misspelt
 MAX_LETTERS = 1_000  # of a group and a topic that is deleted, looked at in one turn
 
 
@@ -153,10 +157,22 @@ def find_topic(state: State, name: str, partition: int = 0, epoch: int = 0) -> T
     return topic
 
 
-def unknown_topic(name: str) -> Rejected:
+def unknown_topic(name: str, similar: str = "") -> Rejected:
     """Refuse what is asked about a topic that is not there, or not any more."""
     message = f"there is no topic {name!r}"
-    return Rejected(UnknownTopic, message, "create it: txmq topic create", {"topic": name})
+    hint = f"create it: txmq topic create {name}"
+    if similar:
+        hint = f"did you mean {similar!r}? Else {hint}"
+    return Rejected(UnknownTopic, message, hint, {"topic": name})
+
+
+def similar_topic(state: State, name: str, may_see: Callable[[str], bool]) -> str:
+    """Return the topic that somebody may have meant who named one that is not there;
+    "" where none is alike.
+    """
+    known = islice((other for other in state.topics if not is_own(other)), MOST_COMPARED)
+    alike = get_close_matches(name, known, n=3, cutoff=LIKENESS)
+    return next((other for other in alike if other != name and may_see(other)), "")
 
 
 def find_changeable(state: State, name: str) -> Topic | Rejected:
