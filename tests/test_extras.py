@@ -36,6 +36,7 @@ PARTS = {
     "txmq.psycopg": "psycopg",
     "txmq.asyncpg": "asyncpg",
     "txmq.sqlalchemy": "sqlalchemy",
+    "txmq.starlette": BASE,
     "txmq.taskiq": "taskiq",
     "txmq.django": "django",
     "txmq.kombu": "celery",
