@@ -77,7 +77,7 @@ def test_a_broker_says_where_it_serves_and_ends_in_order(tmp_path: Path) -> None
 
 
 def test_a_broker_goes_on_whose_log_nobody_reads(tmp_path: Path) -> None:
-    where = ("--data", str(tmp_path / "data"), "--listen", "127.0.0.1:0")
+    where = ("--create-topics", "--data", str(tmp_path / "data"), "--listen", "127.0.0.1:0")
     process = subprocess.Popen(
         [*TXMQ, "broker", *where], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )

@@ -132,7 +132,7 @@ def test_a_resolver_of_its_own_decides_what_the_broker_cannot_find_out(
         "--listen",
         "127.0.0.1:0",
     )
-    with running(tmp_path / "1", "broker", *data) as broker:
+    with running(tmp_path / "1", "broker", "--create-topics", *data) as broker:
         url = broker.first_line().removeprefix("ready ")
         reply("topic", "create", "orders", "--partitions", "1", broker=url)
         with peer(url) as shop, closing(psycopg2.connect(database)) as connection:
@@ -172,7 +172,9 @@ def test_a_resolver_of_its_own_finds_its_transactions_behind_very_many_others(
     resolver_file.write_text(section.format(json.dumps(database)) + "[checks]\nfirst_s = 0.1\n")
     data = ("--data", str(tmp_path / "data"), "--config", str(broker_file))
     with (
-        running(tmp_path / "1", "broker", *data, "--listen", "127.0.0.1:0") as broker,
+        running(
+            tmp_path / "1", "broker", "--create-topics", *data, "--listen", "127.0.0.1:0"
+        ) as broker,
         closing(psycopg2.connect(database)) as connection,
     ):
         url = broker.first_line().removeprefix("ready ")
