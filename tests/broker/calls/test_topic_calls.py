@@ -42,6 +42,22 @@ def test_a_topic_that_is_made_at_its_first_use_is_told_of() -> None:
     assert "created" not in named(broker, "orders", "ordres")
 
 
+@pytest.mark.parametrize(
+    ("named_so", "meant"),
+    [
+        ("ordres", True), ("order", True), ("orderss", True), ("Orders", True), ("rders", True),
+        ("orrders", True), ("odrers", True), ("invoices", False), ("orde", False),
+        ("oerdrs", False),
+    ],
+)  # fmt: skip
+def test_one_slip_is_seen_through(named_so: str, meant: bool) -> None:  # noqa: FBT001
+    broker = BrokerInMemory(settings=load_broker(None, {"data": "/data"}))
+    for name in ("orders", "tax"):
+        broker.do(CreateTopic(name, 1))
+    assert ("'orders'" in named(broker, named_so).hint) is meant
+    assert "did you mean" not in named(broker, "fax").hint, "short names are alike by chance"
+
+
 @pytest.mark.parametrize("may_see", [False, True])
 def test_no_name_is_told_to_a_user_who_may_not_see_it(may_see: bool) -> None:  # noqa: FBT001
     broker = BrokerWithUsers()
