@@ -54,7 +54,8 @@ def test_workers_whose_database_is_away_log_it_once_and_its_end() -> None:
     workers = [Worker(source, inboxes, print, Away(9), lists=False) for _ in range(2)]
     with capture_logs() as logs:
         for worker in workers:
-            assert run(worker._connected()) == "driver"
+            connected: Any = run(worker._connected())
+            assert connected == "driver"
     assert [one["event"] for one in logs] == [
         "inbox.database_away",
         "inbox.database_away_over",
