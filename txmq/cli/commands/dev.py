@@ -48,7 +48,8 @@ Server = Annotated[
     typer.Option(
         "--dsn",
         metavar="DSN",
-        help="Your own PostgreSQL server, instead of one that the command runs.",
+        help="Your own PostgreSQL server, instead of one that the command runs. Without --data "
+        "each run is another broker to it.",
     ),
 ]
 Databases = Annotated[
