@@ -9,6 +9,7 @@
 #   make check   ruff, mypy strict, the layer test, several at once
 #   make shots   pictures of the console for README and docs, by a headless Chromium
 #   make deb     a Debian package of the broker, in build/deb
+#   make release wheels and source distributions of the commit HEAD, built and checked, in dist; it uploads nothing
 #   make house   the numbers of the code's structure and of four walks   NAMES=1 lists the cases
 #   make lock    writes requirements/ anew              UPGRADE=1 takes the newest versions
 #   make clean   removes what the others made, but for .venv
@@ -28,7 +29,7 @@ sources := $(wildcard txmq txmq_command.py spark adapters examples tests scripts
 compiled := .cache/compiled
 classes := .cache/java/classes.jsa
 
-.PHONY: help demo test deep soak bench check types style layers shots house deb lock clean
+.PHONY: help demo test deep soak bench check types style layers shots house deb release lock clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -102,6 +103,9 @@ house: $(complete)
 
 deb: $(complete)
 	@$(python) scripts/debian_package.py
+
+release: $(ready)
+	@$(python) scripts/release.py
 
 lock: compile := $(python) -m uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
 	--no-emit-index-url --no-emit-find-links --custom-compile-command "make lock" $(if $(UPGRADE),--upgrade)

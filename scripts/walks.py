@@ -172,7 +172,7 @@ def serve(root: Path, data: str) -> None:
         os._exit(0)  # the client's process is gone
 
     threading.Thread(target=obey, args=(Tracer(root),), daemon=True).start()
-    sys.argv = ["txmq", "broker", "--data", data, "--listen", "127.0.0.1:0"]
+    sys.argv = ["txmq", "broker", "--create-topics", "--data", data, "--listen", "127.0.0.1:0"]
     with mock.patch("twisted.internet.task.LoopingCall.start"):
         runpy.run_module("txmq", run_name="__main__")
 

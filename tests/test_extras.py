@@ -4,6 +4,8 @@ without them.
 
 from __future__ import annotations
 
+import importlib.metadata
+import json
 import re
 import subprocess
 import sys
@@ -12,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from txmq.errors.extras import how_to_install
 from txmq.testing.wait import PATIENCE_S
 
 ROOT = Path(__file__).parents[1]
@@ -33,6 +36,7 @@ PARTS = {
     "txmq.psycopg": "psycopg",
     "txmq.asyncpg": "asyncpg",
     "txmq.sqlalchemy": "sqlalchemy",
+    "txmq.starlette": BASE,
     "txmq.taskiq": "taskiq",
     "txmq.django": "django",
     "txmq.kombu": "celery",
@@ -115,7 +119,38 @@ def test_a_part_needs_its_extra_and_no_other(part: str, extra: str) -> None:
         asked = imported(part, without=EVERYTHING)
         named = asked.partition(" ")[0]
         assert brought(named) <= brought(extra), asked
-        assert asked == f"{named} run: pip install 'txmq[{named}]'"
+        assert asked == f"{named} run: {how_to_install(named)}"
+
+
+@pytest.mark.parametrize(
+    ("came_from", "command"),
+    [
+        (None, "pip install 'txmq[cli]'"),
+        ({"url": "file:///a%20b", "dir_info": {}}, "pip install '/a b[cli]'"),
+        (
+            {"url": "file:///a", "dir_info": {"editable": True}},
+            "pip install -e '/a[cli]'",
+        ),
+        (
+            {"url": "file:///a/txmq.whl", "archive_info": {}},
+            "pip install 'txmq[cli] @ file:///a/txmq.whl'",
+        ),
+        (
+            {"url": "https://host/txmq", "vcs_info": {"vcs": "git"}},
+            "pip install 'txmq[cli] @ git+https://host/txmq'",
+        ),
+    ],
+)
+def test_an_extra_comes_from_where_txmq_came_from(
+    came_from: object, command: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Installed:
+        def read_text(self, name: str) -> str | None:
+            assert name == "direct_url.json"
+            return None if came_from is None else json.dumps(came_from)
+
+    monkeypatch.setattr(importlib.metadata, "distribution", lambda _name: Installed())
+    assert how_to_install("cli") == command
 
 
 @pytest.mark.parametrize(
@@ -133,5 +168,5 @@ def test_a_command_without_its_packages_says_how_to_get_them(
         timeout=PATIENCE_S,
     )
     assert ran.returncode == 1
-    says = f"txmq: {package} cannot be imported (run: pip install 'txmq[{extra}]')\n"
+    says = f"txmq: {package} cannot be imported (run: {how_to_install(extra)})\n"
     assert ran.stderr == says

@@ -27,7 +27,7 @@ LAYERS = {
     "disk and database": "store tx.postgres recover.local",
     "reactor and clients": "broker client twisted aio postgres psycopg asyncpg",
     "recovery and relay": "recover relay",
-    "frameworks": "sqlalchemy django kombu taskiq",
+    "frameworks": "sqlalchemy django kombu starlette taskiq",
     "edges": "cli admin testing __main__",
 }
 NAMES = tuple(LAYERS)
@@ -45,7 +45,7 @@ FIRST_LAYER = {
     **dict.fromkeys(("threading", "time"), 3),
     **dict.fromkeys(("opentelemetry",), 4),
     **dict.fromkeys(("OpenSSL", "cryptography", "structlog", "twisted", "zope"), 4),
-    **dict.fromkeys(("django", "kombu", "sqlalchemy", "taskiq"), 6),
+    **dict.fromkeys(("django", "kombu", "sqlalchemy", "starlette", "taskiq"), 6),
 }
 # The only places that may use a package, whatever the layer.
 PLACES = {
@@ -61,6 +61,7 @@ PLACES = {
         "cli testing",
     ),
     "sqlalchemy": "sqlalchemy",
+    "starlette": "starlette",
     "taskiq": "taskiq",
 }
 # Packages that are imported inside functions only: programs that do without them need

@@ -1,12 +1,14 @@
 """The wheel has every file that users need, and is built without a network."""
 
 import configparser
+import tarfile
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from scripts import release
 from tests.wheels import build_wheel
 
 ROOT = Path(__file__).parents[1]
@@ -43,3 +45,24 @@ def test_wheel_brings_the_command_and_the_licence(wheel: zipfile.ZipFile) -> Non
     metadata = wheel.read(f"{info}/METADATA").decode()
     assert "License-Expression: Apache-2.0" in metadata
     assert wheel.read(f"{info}/licenses/LICENSE") == (ROOT / "LICENSE").read_bytes()
+
+
+def test_a_release_is_built_and_checked(tmp_path: Path) -> None:
+    version = release.build(tmp_path)
+    names = ("txmq", "txmq_faststream")
+    ends = ("-py3-none-any.whl", ".tar.gz")
+    assert {path.name for path in tmp_path.iterdir()} - {".gitignore"} == {
+        f"{name}-{version}{end}" for name in names for end in ends
+    }
+    with tarfile.open(tmp_path / f"txmq-{version}.tar.gz") as sources:
+        sources.extractall(tmp_path, filter="data")
+    project, packages = tmp_path / f"txmq-{version}", release.PROJECTS["."]
+    wheel, lacking = tmp_path / f"txmq-{version}-py3-none-any.whl", tmp_path / "lacking.whl"
+    with zipfile.ZipFile(wheel) as whole, zipfile.ZipFile(lacking, "w") as cut:
+        for name in whole.namelist():
+            if name != "txmq/tx/postgres/schema.sql":
+                cut.writestr(name, whole.read(name))
+    with pytest.raises(SystemExit, match=r"differs in \['txmq/tx/postgres/schema\.sql'\]"):
+        release.check_wheel(lacking, project, packages, version)
+    with pytest.raises(SystemExit, match=r"of version .+ lacks"):
+        release.check_wheel(wheel, project, packages, "9.9")

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import ast
 import inspect
+import pydoc
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -168,6 +170,7 @@ CALLS = {
         "close": "",
     },
     CONSUMERS: {
+        "stop_on_signals": "",
         "ack": "message wait",
         "ack_batch": "batch wait",
         "ack_many": "messages",
@@ -336,3 +339,10 @@ def test_what_is_not_there_yet_is_refused_not_ignored() -> None:
 )
 def test_a_part_that_documents_name_needs_no_import_of_its_own(part: str) -> None:
     assert txmq.__getattr__(part) is sys.modules[f"txmq.{part}"]
+
+
+def test_help_lists_what_there_is() -> None:
+    shown = pydoc.render_doc(txmq, renderer=pydoc.plaintext)  # type: ignore[attr-defined]
+    names = {*re.findall(r"^    (?:class )?(\w+)", shown, re.MULTILINE)}
+    assert set(txmq.__all__) - {"__version__"} <= names
+    assert set(txmq.__all__) <= set(dir(txmq))

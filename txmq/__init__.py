@@ -1,6 +1,18 @@
 """txmq: transactional messaging for Python services that keep their data in PostgreSQL.
 
-These are the names that users import. Those of the client load it at their first use.
+    txmq.connect(url)                       a client: sends, transactions, consumers
+    txmq.aio, txmq.twisted                  the same for asyncio, and for Twisted
+    txmq.Options, txmq.ConsumerOptions      arguments of `connect` and `consumer`
+    txmq.TransactionOptions, txmq.XaOptions arguments of `transaction` and `xa`
+    txmq.errors                             all errors, below TxmqError
+    txmq.postgres, txmq.psycopg, txmq.asyncpg   connections whose COMMIT takes
+                                            messages along
+    txmq.sqlalchemy, txmq.django            the same for these frameworks
+    txmq.kombu, txmq.taskiq, txmq.starlette Celery, taskiq and FastAPI on txmq
+    txmq.testing.plugin                     fixtures of pytest
+
+The names below are loaded at their first use. Some parts need an extra, which their
+import names.
 """
 
 from __future__ import annotations
@@ -178,3 +190,7 @@ if not TYPE_CHECKING:  # a checker would take any name
         if name in _PARTS:
             return import_module(f"txmq.{name}")
         raise AttributeError(f"module 'txmq' has no attribute {name!r}")
+
+    def __dir__() -> list[str]:
+        """Return all names, for `help(txmq)` and for shells that complete them."""
+        return sorted({*globals(), *__all__})

@@ -34,6 +34,7 @@ SETTINGS: Final = Template("""\
 [broker]
 data = $data
 name = "order-flow"
+create_topics = true
 
 [consumers]
 session_s = 6

@@ -25,4 +25,4 @@ DSN = "postgresql://dev@127.0.0.1/dev"
 def test_the_console_is_next_to_the_broker_by_default(
     tmp_path: Path, listen: str | None, http: str | None, console: str
 ) -> None:
-    assert _settings(tmp_path, listen, http, DSN).broker.http == console
+    assert _settings(tmp_path, listen, http, {"dev": DSN}).broker.http == console

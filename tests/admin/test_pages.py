@@ -66,7 +66,15 @@ def start(
     directory: Path, *before: str, command: Command = txmq_command
 ) -> Iterator[tuple[Running, str, str]]:
     """Run a broker; `before` are arguments before those of the broker."""
-    where = ("--data", str(directory / "data"), "--listen", "127.0.0.1:0", "--http", "127.0.0.1:0")
+    where = (
+        "--create-topics",
+        "--data",
+        str(directory / "data"),
+        "--listen",
+        "127.0.0.1:0",
+        "--http",
+        "127.0.0.1:0",
+    )
     with running(directory, *before, "broker", *where, command=command) as process:
         url = process.first_line().removeprefix("ready ")
         [console] = [

@@ -33,7 +33,8 @@ def broker(run: Run, settings: str = "", resolvers: str = "") -> Iterator[Progra
 def command(directory: Path, settings: str = "", resolvers: str = "") -> list[str]:
     """Return the command line of a broker with data and settings below `directory`."""
     config = directory / "txmq.toml"
-    config.write_text(f'[broker]\ndata = "{directory / "data"}"\n{settings}\n{resolvers}')
+    broker = f'[broker]\ndata = "{directory / "data"}"\ncreate_topics = true\n'
+    config.write_text(f"{broker}{settings}\n{resolvers}")
     return python("txmq", "broker", "--config", config, "--listen", "127.0.0.1:0")
 
 

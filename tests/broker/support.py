@@ -149,7 +149,7 @@ class BrokerInMemory:
         steady = SteadyClock(lambda: self.now() + self.wall_wrong, self.clock.seconds)
         self.engine = Engine(self.log, state, clock=self.clock, now=steady, in_thread=self._at_once)
         self.engine.boot("test")
-        settings = settings or load_broker(None, {"data": "/data"})
+        settings = settings or load_broker(None, {"data": "/data", "create_topics": True})
         self.assembly = Assembly(
             self.engine, settings, self.clock, resolving or NoResolvers(), Random(1), steady
         )

@@ -37,7 +37,15 @@ EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Running, str]]:
     """A broker and its URL, for the whole module: tests use topics of their own."""
     directory = tmp_path_factory.mktemp("broker")
-    arguments = ("broker", "--data", str(directory / "data"), "--listen", "127.0.0.1:0", "--json")
+    arguments = (
+        "broker",
+        "--create-topics",
+        "--data",
+        str(directory / "data"),
+        "--listen",
+        "127.0.0.1:0",
+        "--json",
+    )
     with running(directory, *arguments) as process:
         ready = json.loads(process.first_line())
         assert ready["console"] == ""
@@ -50,7 +58,14 @@ def broker(served: tuple[Running, str]) -> str:
 
 
 def test_a_broker_says_where_it_serves_and_ends_in_order(tmp_path: Path) -> None:
-    arguments = ("broker", "--data", str(tmp_path / "data"), "--listen", "127.0.0.1:0")
+    arguments = (
+        "broker",
+        "--create-topics",
+        "--data",
+        str(tmp_path / "data"),
+        "--listen",
+        "127.0.0.1:0",
+    )
     with running(tmp_path, *arguments, command=TXMQ) as process:
         line = process.first_line()
         assert re.fullmatch(r"ready txmq://127\.0\.0\.1:[1-9]\d*", line)
@@ -62,7 +77,7 @@ def test_a_broker_says_where_it_serves_and_ends_in_order(tmp_path: Path) -> None
 
 
 def test_a_broker_goes_on_whose_log_nobody_reads(tmp_path: Path) -> None:
-    where = ("--data", str(tmp_path / "data"), "--listen", "127.0.0.1:0")
+    where = ("--create-topics", "--data", str(tmp_path / "data"), "--listen", "127.0.0.1:0")
     process = subprocess.Popen(
         [*TXMQ, "broker", *where], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
@@ -93,7 +108,7 @@ def without_umask(*arguments: str) -> None:
 
 def test_what_a_broker_makes_is_its_owners_alone_whatever_the_umask(tmp_path: Path) -> None:
     data = tmp_path / "above" / "data"
-    arguments = ("broker", "--data", str(data), "--listen", "127.0.0.1:0")
+    arguments = ("broker", "--create-topics", "--data", str(data), "--listen", "127.0.0.1:0")
     with running(tmp_path / "run", *arguments, command=without_umask) as process:
         url = process.first_line().removeprefix("ready ")
         reply("send", "orders", "hello", broker=url)
@@ -107,7 +122,13 @@ def test_what_a_broker_makes_is_its_owners_alone_whatever_the_umask(tmp_path: Pa
 def test_what_was_sent_outlives_the_broker(tmp_path: Path) -> None:
     for sends in (1, 0):
         with running(
-            tmp_path, "broker", "--data", str(tmp_path / "data"), "--listen", "127.0.0.1:0"
+            tmp_path,
+            "broker",
+            "--create-topics",
+            "--data",
+            str(tmp_path / "data"),
+            "--listen",
+            "127.0.0.1:0",
         ) as process:
             url = process.first_line().removeprefix("ready ")
             for _ in range(sends):
@@ -381,7 +402,9 @@ def test_a_second_broker_in_the_same_directory_is_refused(
     served: tuple[Running, str], tmp_path: Path
 ) -> None:
     data = served[0].out.parent / "data"
-    with running(tmp_path, "broker", "--data", str(data), "--listen", "127.0.0.1:0") as second:
+    with running(
+        tmp_path, "broker", "--create-topics", "--data", str(data), "--listen", "127.0.0.1:0"
+    ) as second:
         assert second.status() == 1
     assert second.out.read_text() == ""
     output = second.err.read_text().splitlines()[-1]
@@ -392,7 +415,9 @@ def test_a_second_broker_in_the_same_directory_is_refused(
 
 def test_a_port_that_is_taken_is_an_error(served: tuple[Running, str], tmp_path: Path) -> None:
     taken = served[1].removeprefix("txmq://")
-    with running(tmp_path, "broker", "--data", str(tmp_path / "data"), "--listen", taken) as second:
+    with running(
+        tmp_path, "broker", "--create-topics", "--data", str(tmp_path / "data"), "--listen", taken
+    ) as second:
         assert second.status() == 1
     output = second.err.read_text().splitlines()[-1]
     assert output.startswith("txmq: ")

@@ -103,6 +103,20 @@ def test_an_unknown_message_is_status_1(client: ScriptedClient) -> None:
     assert run("message", "show", ID, "--json").exit_code == 1
 
 
+def test_the_place_that_a_log_prints_shows_the_message(client: ScriptedClient) -> None:
+    found = {"message_id": ID, "partition": 3, "offset": 17, "body": b64encode(b"x").decode()}
+    client.replies = [{"messages": [found], "next": None}, {"messages": [], "next": None}]
+    shown = run("message", "show", "orders/3/17", "--json")
+    assert json.loads(shown.stdout)["message_id"] == ID
+    place = {"topic": "orders", "partition": 3, "offset": 17, "limit": 1, "bodies": True}
+    assert client.calls == [("message.find", place)]
+    gone = run("message", "show", "orders/3/18")
+    assert (gone.exit_code, "no message is at orders/3/18: it was not sent" in gone.stdout) == (
+        1,
+        True,
+    )
+
+
 def test_what_is_no_id_is_told_how_one_looks(client: ScriptedClient) -> None:
     for command in (
         ("message", "show", "00ff"),

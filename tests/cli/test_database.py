@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Iterator
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -21,6 +22,7 @@ from tests.cli.support import reply, run
 from tests.tx.postgres.support import xid_of
 from txmq.client.protocol.transaction.tokens import new_token
 from txmq.model.decider import ByChecker, ByPostgres
+from txmq.testing.postgres_server import PostgresServer
 from txmq.testing.processes import TXMQ, running
 from txmq.testing.wait import wait_until
 from txmq.tx.postgres.blocking import insert_token, read_server
@@ -130,7 +132,7 @@ def test_a_resolver_of_its_own_decides_what_the_broker_cannot_find_out(
         "--listen",
         "127.0.0.1:0",
     )
-    with running(tmp_path / "1", "broker", *data) as broker:
+    with running(tmp_path / "1", "broker", "--create-topics", *data) as broker:
         url = broker.first_line().removeprefix("ready ")
         reply("topic", "create", "orders", "--partitions", "1", broker=url)
         with peer(url) as shop, closing(psycopg2.connect(database)) as connection:
@@ -170,7 +172,9 @@ def test_a_resolver_of_its_own_finds_its_transactions_behind_very_many_others(
     resolver_file.write_text(section.format(json.dumps(database)) + "[checks]\nfirst_s = 0.1\n")
     data = ("--data", str(tmp_path / "data"), "--config", str(broker_file))
     with (
-        running(tmp_path / "1", "broker", *data, "--listen", "127.0.0.1:0") as broker,
+        running(
+            tmp_path / "1", "broker", "--create-topics", *data, "--listen", "127.0.0.1:0"
+        ) as broker,
         closing(psycopg2.connect(database)) as connection,
     ):
         url = broker.first_line().removeprefix("ready ")
@@ -210,6 +214,36 @@ def test_a_developer_gets_a_broker_and_a_database_that_know_each_other(tmp_path:
         assert dev.terminate() == 0
     with pytest.raises(psycopg2.OperationalError):
         psycopg2.connect(dsn)
+
+
+def is_registered(connection: Any) -> bool:
+    with connection, connection.cursor() as cursor:
+        cursor.execute("SELECT 1 FROM txmq_broker")
+        return cursor.fetchone() is not None
+
+
+def test_a_developer_s_own_server_gets_the_databases_that_are_named(
+    tmp_path: Path, postgres: PostgresServer
+) -> None:
+    there, made = postgres.create_database(), f"txmq_{uuid4().hex[:12]}"
+    arguments = ("--dsn", postgres.dsn(), "--database", there, "--database", made)
+    try:
+        with running(
+            tmp_path, "dev", "--json", "--listen", "127.0.0.1:0", *arguments, command=TXMQ
+        ) as dev:
+            addresses = json.loads(dev.first_line())
+            assert [one["name"] for one in addresses["databases"]] == [there, made]
+            with peer(addresses["broker"]) as shop:
+                assert shop.call("topic.describe", names=["new"], create=True)["created"] == ["new"]
+            for one in addresses["databases"]:
+                assert run("schema", "check", one["postgres"]).exit_code == 0
+                with closing(psycopg2.connect(one["postgres"])) as connection:
+                    wait_until(partial(is_registered, connection), what="the broker works on it")
+            assert dev.terminate() == 0
+        refused = run("dev", "--dsn", "postgresql://nobody@127.0.0.1:1/x")
+        assert (refused.exit_code, "Traceback" in refused.output) == (1, False)
+    finally:
+        postgres.drop_database(made)
 
 
 @pytest.fixture

@@ -74,7 +74,7 @@ def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Shop]:
     data, settings = tmp_path / "data", tmp_path / "broker.toml"
     settings.write_text(f'[broker]\ndata = "{data}"\nlisten = "127.0.0.1:0"\n')
     (tmp_path / "order.schema.json").write_text('{"type": "object"}')
-    with running(tmp_path, "broker", "--config", str(settings)) as process:
+    with running(tmp_path, "broker", "--create-topics", "--config", str(settings)) as process:
         url = process.first_line().removeprefix("ready ")
         monkeypatch.setenv("TXMQ_BROKER", url)
         values = {"/var/lib/txmq/archive": str(data), "/var/lib/txmq": str(data)}

@@ -20,7 +20,14 @@ __all__ = ["client"]
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     directory = tmp_path_factory.mktemp("broker")
-    arguments = ("broker", "--data", str(directory / "data"), "--listen", "127.0.0.1:0")
+    arguments = (
+        "broker",
+        "--create-topics",
+        "--data",
+        str(directory / "data"),
+        "--listen",
+        "127.0.0.1:0",
+    )
     with running(directory, *arguments) as process:
         yield process.first_line().removeprefix("ready ")
 

@@ -42,7 +42,15 @@ FAILURE = FailureReport("KeyError", "no such order", "f-1")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Running, str]]:
     """A broker and its URL, for the whole module: tests use groups of their own."""
     directory = tmp_path_factory.mktemp("broker")
-    arguments = ("broker", "--data", str(directory / "data"), "--listen", "127.0.0.1:0", "--json")
+    arguments = (
+        "broker",
+        "--create-topics",
+        "--data",
+        str(directory / "data"),
+        "--listen",
+        "127.0.0.1:0",
+        "--json",
+    )
     with running(directory, *arguments) as process:
         url = json.loads(process.first_line())["ready"]
         reply("topic", "create", "orders", "--partitions", "1", broker=url)

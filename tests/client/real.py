@@ -77,7 +77,7 @@ class RealBroker:
             SETTINGS.format(data=self._directory / "data", listen=listen, resolvers=resolvers)
         )
         environment = {**ENVIRONMENT, VARIABLE: crash_at} if crash_at else ENVIRONMENT
-        arguments = ("broker", "--config", str(settings))
+        arguments = ("broker", "--create-topics", "--config", str(settings))
         self._process = Running(self._directory, *arguments, environment=environment)
         word, _, self.url = self._process.first_line().partition(" ")
         assert word == "ready", self.log

@@ -7,8 +7,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 import txmq.client
+from txmq.client.log import LastingTrouble
 from txmq.testing.wait import PATIENCE_S
 
 SAY = """
@@ -63,6 +65,23 @@ def test_a_log_that_fails_ends_no_work() -> None:
     broken = "import structlog; structlog.configure(processors=[lambda *event: 1 / 0])\n"
     out, err = said(SAY.replace("log = ", broken + "log = ", 1) + "print('went on')")
     assert (out, err.count("ZeroDivisionError: division by zero")) == ("went on\n", 2)
+
+
+def test_a_trouble_that_lasts_is_told_at_first_once_a_minute_and_at_its_end() -> None:
+    seconds = iter((0.0, 5.0, 59.0, 60.0, 119.0, 125.0, 125.0, 130.0))
+    trouble = LastingTrouble("inbox.database_away", clock=lambda: next(seconds), group="g")
+    with capture_logs() as logs:
+        for _ in range(5):
+            trouble.warn(OSError("refused"))
+        trouble.over()
+        trouble.over()
+        trouble.warn(OSError("again"))
+    assert [(one["event"], one["for_s"], one.get("error")) for one in logs] == [
+        ("inbox.database_away", 0, "refused"),
+        ("inbox.database_away", 60, "refused"),
+        ("inbox.database_away_over", 125, None),
+        ("inbox.database_away", 0, "again"),
+    ]
 
 
 def test_every_module_of_the_client_logs_there() -> None:

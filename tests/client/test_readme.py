@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 
 from tests.client.real import RealBroker
 from tests.document_examples import blocks
 from tests.tx.postgres.support import rows
-from txmq.testing.wait import wait_until
+from txmq.testing.wait import PATIENCE_S, wait_until
 
 
 def block(language: str, number: int) -> str:
@@ -24,13 +25,17 @@ def test_the_first_transaction_does_what_it_says(
     rows(shared_database, block("sql", 1))
     program = block("python", 2).replace("txmq://127.0.0.1:7650", deciding.url)
     with subprocess.Popen(
-        [sys.executable, "-c", f"DSN = {shared_database!r}\n{program}"]
+        [sys.executable, "-c", f"DSN = {shared_database!r}\n{program}"],
+        stderr=subprocess.PIPE,
     ) as process:
         try:
             wait_until(
                 lambda: rows(shared_database, "SELECT FROM charges"),
                 what="the order is charged",
             )
+            process.send_signal(signal.SIGINT)
+            assert process.communicate(timeout=PATIENCE_S)[1] == b""
+            assert process.returncode == 0
         finally:
             process.kill()
     assert rows(shared_database, "SELECT id, customer FROM orders") == [(1, "c-7")]

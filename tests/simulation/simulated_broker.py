@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 DATA = "/data"
 SEGMENT, PREALLOCATE = 64 << 10, 8 << 10
 EPOCH_US = 1_700_000_000_000_000
-SETTINGS = load_broker(None, {"data": Path(DATA)}).model_copy(
+SETTINGS = load_broker(None, {"data": Path(DATA), "create_topics": True}).model_copy(
     update={
         "checks": load_broker(None, {"data": DATA}).checks.model_copy(
             update={"first_s": 0.15, "then_s": 0.15, "longest_s": 1.0}

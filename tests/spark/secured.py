@@ -56,7 +56,7 @@ def secured_broker(directory: Path) -> Iterator[Secured]:
     )
     data = ("--data", str(directory / "data"), "--password-file", str(words))
     assert run("user", "init-admin", "root", *data).exit_code == 0
-    running = Running(directory, "broker", "--config", str(settings))
+    running = Running(directory, "broker", "--create-topics", "--config", str(settings))
     place = running.first_line().removeprefix("ready txmqs://").strip()
     broker = Secured(place, words, authority.ca)
     try:

@@ -27,6 +27,7 @@ from txmq.wire.scram import make_verifier
 SETTINGS = """
 [broker]
 data = "{data}"
+create_topics = true
 listen = "127.0.0.1:0"
 preallocate_bytes = 4096
 [checks]

@@ -68,7 +68,14 @@ def stores(url: str) -> list[dict[str, Any]]:
 @contextmanager
 def broker(directory: Path, point: str = "") -> Iterator[tuple[str, Running]]:
     """A broker on one data directory, which dies at a crash point; its URL."""
-    arguments = ("broker", "--data", str(directory / "data"), "--listen", "127.0.0.1:0")
+    arguments = (
+        "broker",
+        "--create-topics",
+        "--data",
+        str(directory / "data"),
+        "--listen",
+        "127.0.0.1:0",
+    )
     environment = {**ENVIRONMENT, VARIABLE: point} if point else ENVIRONMENT
     process = Running(directory, *arguments, environment=environment)
     try:

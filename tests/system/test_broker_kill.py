@@ -115,7 +115,7 @@ def test_a_second_broker_is_refused_and_the_first_serves_on(
     broker: OwnBroker, tmp_path: Path
 ) -> None:
     broker.restart()
-    arguments = ("broker", "--data", str(broker.data), "--listen", "127.0.0.1:0")
+    arguments = ("broker", "--create-topics", "--data", str(broker.data), "--listen", "127.0.0.1:0")
     with running(tmp_path / "second", *arguments) as second, connect(broker.url) as client:
         assert second.status() == 1
         assert str(broker.data) in second.err.read_text()

@@ -46,7 +46,7 @@ class ClockedBroker:
     @contextmanager
     def serving(self) -> Iterator[Running]:
         where = ("--config", str(self._config), "--data", str(self._directory / "data"))
-        command = ("broker", *where, "--listen", "127.0.0.1:0")
+        command = ("broker", "--create-topics", *where, "--listen", "127.0.0.1:0")
         with running(
             self._directory, str(self._wrong), *command, command=set_clock_broker.run
         ) as process:

@@ -21,6 +21,7 @@ def test_a_full_disk_does_not_keep_a_broker_from_ending(tmp_path: Path) -> None:
     config.write_text(SETTINGS, "utf-8")
     where = (
         "broker",
+        "--create-topics",
         "--config",
         str(config),
         "--data",

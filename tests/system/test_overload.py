@@ -27,7 +27,14 @@ def throttled(client: txmq.Client) -> dict[str, int]:
 
 
 def test_decisions_take_few_turns_of_the_disk_while_sends_wait(tmp_path: Path) -> None:
-    where = ("broker", "--data", str(tmp_path / "data"), "--listen", "127.0.0.1:0")
+    where = (
+        "broker",
+        "--create-topics",
+        "--data",
+        str(tmp_path / "data"),
+        "--listen",
+        "127.0.0.1:0",
+    )
     with running(tmp_path, "10", "24", *where, command=slow_disk_broker.run) as process:
         url = process.first_line().removeprefix("ready ")
         with txmq.connect(url, service="s") as client:

@@ -44,7 +44,9 @@ def broker(tmp_path: Path, then_s: float, more: str = "", **dsns: str) -> Iterat
     sections = [RESOLVER.format(json.dumps(n), json.dumps(dsn)) for n, dsn in dsns.items()]
     config.write_text(SETTINGS.format(then_s=then_s) + "".join(sections) + more, "utf-8")
     data = ("--data", str(tmp_path / "data"), "--config", str(config))
-    with running(tmp_path, "broker", *data, "--listen", "127.0.0.1:0") as process:
+    with running(
+        tmp_path, "broker", "--create-topics", *data, "--listen", "127.0.0.1:0"
+    ) as process:
         url = process.first_line().removeprefix("ready ")
         reply("topic", "create", "orders", "--partitions", "1", broker=url)
         yield url

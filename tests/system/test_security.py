@@ -102,7 +102,7 @@ def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
     made = cli("user", "init-admin", "root", "--data", str(directory / "data"),
                "--password-file", str(words))  # fmt: skip
     assert made == {"user": "root", "roles": ["admin"]}
-    running = Running(directory, "broker", "--config", str(settings))
+    running = Running(directory, "broker", "--create-topics", "--config", str(settings))
     place = running.first_line().removeprefix("ready txmqs://").strip()
     try:
         broker = Secured(running, directory, authority, place)

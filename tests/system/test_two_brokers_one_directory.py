@@ -19,7 +19,14 @@ def test_without_the_lock_file_a_second_broker_is_refused_and_the_first_goes_on(
     with OwnBroker(tmp_path / "first") as broker, connect(broker.url, timeout=PATIENCE_S) as client:
         client.send("orders", b"1")
         (broker.data / "lock").unlink()
-        arguments = ("broker", "--data", str(broker.data), "--listen", "127.0.0.1:0")
+        arguments = (
+            "broker",
+            "--create-topics",
+            "--data",
+            str(broker.data),
+            "--listen",
+            "127.0.0.1:0",
+        )
         with running(tmp_path / "second", *arguments) as second:
             assert second.status() == 1
         assert "in use by the process" in second.err.read_text()

@@ -108,6 +108,11 @@ def parse_message(text: str) -> str:
     return text
 
 
+def parse_message_or_place(text: str) -> str | MessagePlace:
+    """Parse the id of a message, or its place as logs print it."""
+    return parse_place(text) if "/" in text else parse_message(text)
+
+
 def parse_time(text: str) -> int:
     """Parse a time like 2026-07-01T12:00:00Z into microseconds.
 

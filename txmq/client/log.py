@@ -10,10 +10,13 @@ from __future__ import annotations
 
 import logging
 import sys
+import time
 import traceback
+from collections.abc import Callable
 from typing import Any
 
 LEVELS = logging.getLevelNamesMapping()
+AGAIN_S = 60.0  # between two warnings of one trouble
 STANDARD = logging.getLogger("txmq")
 STANDARD.addHandler(logging.NullHandler())
 
@@ -62,6 +65,35 @@ def _write(level: str, event: str, fields: dict[str, Any], error: BaseException 
     else:
         text = " ".join((event, *(f"{name}={value!r}" for name, value in fields.items())))
         STANDARD.log(LEVELS[level.upper()], "%s", text, exc_info=error)
+
+
+class LastingTrouble:
+    """Warnings of a trouble that lasts: at first, then once a minute, and its end."""
+
+    def __init__(
+        self, event: str, *, clock: Callable[[], float] = time.monotonic, **fields: object
+    ) -> None:
+        self._event, self._clock = event, clock
+        self._fields: dict[str, Any] = fields
+        self._began: float | None = None
+        self._warned = 0.0
+
+    def warn(self, error: BaseException) -> None:
+        """Warn that the trouble is there, or goes on."""
+        now = self._clock()
+        if self._began is None:
+            self._began = now
+        elif now < self._warned + AGAIN_S:
+            return
+        self._warned = now
+        lasted = round(now - self._began)
+        get_logger().warning(self._event, **self._fields, error=str(error), for_s=lasted)
+
+    def over(self) -> None:
+        """Say that it is over, where it was there."""
+        if self._began is not None:
+            lasted, self._began = round(self._clock() - self._began), None
+            get_logger().info(f"{self._event}_over", **self._fields, for_s=lasted)
 
 
 def get_logger() -> Logger:

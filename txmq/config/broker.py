@@ -271,8 +271,9 @@ class BrokerSettings(StrictModel):
     preallocate_bytes: int = Field(default=16 * MIB, ge=4_096)
     # longest wait for the disk at shutdown
     drain_s: float = Field(default=20.0, gt=0)
-    create_topics: bool = True
-    # of a topic created on first use (RocketMQ: 8)
+    # by the first send or consumer; else a misspelt name is refused
+    create_topics: bool = False
+    # of a topic created so (RocketMQ: 8)
     partitions: int = Field(default=8, ge=1, le=4_096)
     snapshot_bytes: int = Field(default=256 * MIB, ge=MIB)  # of log between two snapshots
 

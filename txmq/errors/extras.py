@@ -13,8 +13,29 @@ class MissingExtra(TxmqError, ImportError):
 
     def __init__(self, extra: str, missing: list[str]) -> None:
         packages = " and ".join(missing)
-        super().__init__(f"{packages} cannot be imported", hint=f"run: pip install 'txmq[{extra}]'")
+        super().__init__(f"{packages} cannot be imported", hint=f"run: {how_to_install(extra)}")
         self.extra = extra
+
+
+def how_to_install(extra: str) -> str:
+    """Return the command that brings an extra, from where this txmq was installed."""
+    # for the rare program that lacks something
+    import json  # noqa: PLC0415
+    from importlib.metadata import PackageNotFoundError, distribution  # noqa: PLC0415
+    from urllib.parse import unquote, urlsplit  # noqa: PLC0415
+
+    try:
+        text = distribution("txmq").read_text("direct_url.json")  # PEP 610
+    except PackageNotFoundError:
+        text = None
+    source = json.loads(text) if text else {}
+    url = str(source.get("url", ""))
+    if (directory := source.get("dir_info")) is not None:
+        editable = "-e " if directory.get("editable") else ""
+        return f"pip install {editable}'{unquote(urlsplit(url).path)}[{extra}]'"
+    kind = source.get("vcs_info", {}).get("vcs")
+    place = f" @ {f'{kind}+' if kind else ''}{url}" if url else ""
+    return f"pip install 'txmq[{extra}]{place}'"
 
 
 def require(extra: str, *modules: str) -> None:

@@ -75,9 +75,11 @@ class BrokerThread:
     ) -> None:
         sections: dict[str, Any] = {"consumers": CONSUMERS, "catalogue": {"mib": 0.0}}
         sections.update(settings or {})
-        sections["broker"] = {"listen": "127.0.0.1:0", "data": directory} | sections.get(
-            "broker", {}
-        )
+        sections["broker"] = {
+            "listen": "127.0.0.1:0",
+            "data": directory,
+            "create_topics": True,
+        } | sections.get("broker", {})
         resolvers = [{"name": name, "dsn": dsn} for name, dsn in (databases or {}).items()]
         sections["resolver"] = [*sections.get("resolver", ()), *resolvers]
         self._settings = SettingsFile.model_validate(sections)

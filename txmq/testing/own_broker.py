@@ -29,7 +29,8 @@ class OwnBroker:
         address = f"127.0.0.1:{free_port()}"
         self.url = f"txmq://{address}"
         self.starts = 0
-        self._arguments = ("--config", str(config), "--data", str(self.data), "--listen", address)
+        places = ("--config", str(config), "--data", str(self.data), "--listen", address)
+        self._arguments = (*places, "--create-topics")
         self._running: Running | None = None
 
     @property

@@ -3,7 +3,7 @@
     txmq_broker     a broker for one test, in a thread of this process
     txmq_client     a client of it
     txmq_clock      its clock, which the test moves
-    txmq_database   a DSN: a fresh database with txmq's tables, which that broker asks
+    txmq_database   a URL: a fresh database with txmq's tables, which that broker asks
     txmq_letters    the dead letters of a group
     txmq_crash      kills the service's own code at each step of a transaction
 
@@ -55,9 +55,11 @@ def _txmq_template(txmq_postgres: PostgresServer) -> str:
 
 @pytest.fixture
 def txmq_database(txmq_postgres: PostgresServer, _txmq_template: str) -> Iterator[str]:
-    """The DSN of a fresh database with txmq's tables."""
+    """The URL of a fresh database with txmq's tables, which all drivers take."""
+    from txmq.testing.postgres_server import postgres_url  # noqa: PLC0415
+
     name = txmq_postgres.create_database(template=_txmq_template)
-    yield txmq_postgres.dsn(name)
+    yield postgres_url(txmq_postgres.dsn(name))
     txmq_postgres.drop_database(name)
 
 

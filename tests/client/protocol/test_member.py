@@ -122,7 +122,16 @@ def test_a_missing_topic_is_requested_once() -> None:
     scripted.member.connected(scripted.now)
     scripted.refuse("consumer.join", UnknownTopic("no topic"))
     assert scripted.args_of("topic.describe") == {"names": ["orders"], "create": True}
-    scripted.answer("topic.describe", topics=[])
+    with capture_logs() as logs:
+        scripted.answer("topic.describe", topics=[], created=["orders"], similar="order")
+    assert logs == [
+        {
+            "event": "topic.created_at_use",
+            "log_level": "warning",
+            "topics": ["orders"],
+            "similar": "order",
+        }
+    ]
     scripted.refuse("consumer.join", UnknownTopic("no topic"))
     assert isinstance(scripted.member.failure, UnknownTopic)
 

@@ -20,6 +20,7 @@ from txmq.wire.json import dump
 
 if TYPE_CHECKING:
     from txmq.broker.access.guard import Rights
+    from txmq.broker.reactor.interfaces import UserRights
     from txmq.broker.reactor.protocol import ClientSession
     from txmq.core.state.state import State
     from txmq.model.access import Need
@@ -39,8 +40,17 @@ class CallContext(NamedTuple):
     @property
     def user(self) -> str:
         """The user who calls, "" where the broker has no users."""
-        rights = self.rights if self.caller is None else self.caller.rights
+        rights = self._rights
         return "" if rights is None or rights.user == OWN_USER else rights.user
+
+    @property
+    def _rights(self) -> UserRights | None:
+        return self.rights if self.caller is None else self.caller.rights
+
+    def may(self, need: Need) -> bool:
+        """Return whether the user may do this."""
+        rights = self._rights
+        return rights is None or rights.allows(need)
 
     @property
     def reader(self) -> object:

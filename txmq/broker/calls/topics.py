@@ -5,6 +5,9 @@ from __future__ import annotations
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
+import structlog
+
+from txmq.broker.access.needs import topic as topic_need
 from txmq.broker.calls import operators
 from txmq.broker.calls.dispatcher import CallContext, Handler, then
 from txmq.broker.calls.operators import audited
@@ -30,6 +33,8 @@ if TYPE_CHECKING:
 ENDS_PER_STEP = 64  # partitions, between two looks at the clock
 # Until no transaction holds keys; a client waits 5 s, and has to hear the refusal.
 GROW_S, GROW_RETRY_S = 3.0, 0.01
+MOST_LOGGED = 10  # topics, in one line
+log = structlog.get_logger()
 
 
 class TopicCalls:
@@ -113,8 +118,9 @@ class TopicCalls:
         """
         known = self._engine.state.topics
         missing = [name for name in args.names if name not in known]
+        similar = self._similar(call, missing[0]) if missing else ""
         if missing and not (args.create and self._settings.create_topics):
-            call.answer(rules.find_topic(self._engine.state, missing[0]))
+            call.answer(rules.unknown_topic(missing[0], similar))
             return
         replies: list[object] = []
         for name in missing:
@@ -133,7 +139,18 @@ class TopicCalls:
             )
             return
         views = [_topic_view(rules.topic_view(known[name])) for name in args.names]
-        self._engine.answer_when_durable(call.answer, {"topics": views})
+        described: dict[str, Any] = {"topics": views}
+        if missing:
+            described |= {"created": missing, "similar": similar}
+            topics = missing[:MOST_LOGGED]
+            log.warning("topic.created_at_use", topics=topics, user=call.user, similar=similar)
+        self._engine.answer_when_durable(call.answer, described)
+
+    def _similar(self, call: CallContext, name: str) -> str:
+        """Return the topic that a user may have meant, of those that he may see."""
+        return rules.similar_topic(
+            self._engine.state, name, lambda other: call.may(topic_need("describe", other))
+        )
 
     def list_topics(self, call: CallContext, args: topics.TopicList) -> None:
         self._turns.run(call.reader, self._list(args), call.answer)
@@ -156,12 +173,12 @@ class TopicCalls:
         return {"topics": found, "next": page.following}
 
     def show(self, call: CallContext, args: topics.TopicName) -> None:
-        self._turns.run(call.reader, self._show(args.name), call.answer)
+        self._turns.run(call.reader, self._show(call, args.name), call.answer)
 
-    def _show(self, name: str) -> Steps[dict[str, Any] | Rejected]:
+    def _show(self, call: CallContext, name: str) -> Steps[dict[str, Any] | Rejected]:
         topic = rules.find_topic(self._engine.state, name)
         if isinstance(topic, Rejected):
-            return topic
+            return rules.unknown_topic(name, self._similar(call, name))
         groups: list[str] = []
         for group in list(self._engine.state.groups.by_name.values()):
             if (topic.topic_id, 0) in group.positions:  # all partitions, or none

@@ -104,6 +104,7 @@ class OutboxPublisher:
     def _shape(self, name: str) -> TopicPartitions:
         if name not in self._engine.state.topics and self._settings.create_topics:
             self._engine.submit(CreateTopic(name, self._settings.partitions), _log_refusal)
+            log.warning("topic.created_at_use", topics=[name])
         topic = find_topic(self._engine.state, name)
         if isinstance(topic, Rejected):
             raise topic.as_error()

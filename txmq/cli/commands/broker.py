@@ -53,6 +53,12 @@ Otel = Annotated[
 ]
 
 
+CreateTopics = Annotated[
+    bool,
+    typer.Option("--create-topics", help="Make topics at their first use, misspelt ones too."),
+]
+
+
 @local_command(app, "broker", example="txmq broker --data /var/lib/txmq --http 127.0.0.1:7651")
 def broker(
     out: Output,
@@ -62,6 +68,7 @@ def broker(
     listen: Listen = None,
     http: Http = None,
     otel: Otel = False,
+    create_topics: CreateTopics = False,
 ) -> None:
     """Run a broker. Print `ready txmq://HOST:PORT` when it serves. SIGTERM drains it
     and stops it.
@@ -73,6 +80,7 @@ def broker(
         "listen": listen,
         "http": http,
         "otel": otel or None,
+        "create_topics": create_topics or None,
     }
     load = partial(load_broker, config, options)
     serve(

@@ -1,11 +1,11 @@
-"""`txmq dev`: a broker, its console and a PostgreSQL server for development."""
+"""`txmq dev`: a broker, its console and PostgreSQL databases for development."""
 
 from __future__ import annotations
 
 import signal
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated
@@ -15,12 +15,15 @@ import typer
 from txmq.cli.command import local_command
 from txmq.cli.commands.broker import Listen, serve
 from txmq.cli.commands.schema import install_into
+from txmq.cli.database import open_database
 from txmq.cli.output import Output
+from txmq.cli.parsers import parse_name
 
 if TYPE_CHECKING:
     from types import FrameType
 
     from txmq.config.broker import SettingsFile
+    from txmq.testing.postgres_server import PostgresServer
 
 app = typer.Typer()
 SETTINGS = {"wal_level": "logical"}  # `txmq relay` needs it
@@ -40,42 +43,83 @@ Http = Annotated[
 ]
 
 
-@local_command(app, "dev", example="txmq dev --data ./dev")
-def dev(out: Output, *, data: Data = None, listen: Listen = None, http: Http = None) -> None:
+Server = Annotated[
+    str | None,
+    typer.Option(
+        "--dsn",
+        metavar="DSN",
+        help="Your own PostgreSQL server, instead of one that the command runs. Without --data "
+        "each run is another broker to it.",
+    ),
+]
+Databases = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--database",
+        metavar="NAME",
+        parser=parse_name,
+        help="Database for txmq's tables, made where it is missing; can be repeated.",
+        show_default="that of the DSN",
+    ),
+]
+
+
+@local_command(app, "dev", example="txmq dev --data ./dev --database shop --database billing")
+def dev(
+    out: Output,
+    *,
+    data: Data = None,
+    listen: Listen = None,
+    http: Http = None,
+    dsn: Server = None,
+    database: Databases = None,
+) -> None:
     """Run a broker, its console and a PostgreSQL server with the tables of txmq. Print
     their addresses.
     """
+    signal.signal(signal.SIGTERM, _exit)  # the running broker handles the signal itself
+    with _environment(data, dsn) as (directory, server):
+        databases = _databases(server, database or ())
+        settings = _settings(directory, listen, http, databases)
+        serve(out, settings, ready=lambda url, console: _show(out, url, console, databases))
+
+
+def _databases(server: PostgresServer, names: Sequence[str]) -> dict[str, str]:
+    """Return the DSNs of the databases by name, with txmq's tables in each."""
+    from txmq.tx.postgres.errors import translated
+
+    for name in names:
+        with translated(f"making database {name}"):
+            server.require_database(name)
+    found = {name: server.dsn(name) for name in names} or {"dev": server.dsn()}
+    for dsn in found.values():
+        install_into(dsn)
+    return found
+
+
+def _show(out: Output, url: str, console: str, databases: Mapping[str, str]) -> None:
     from txmq.testing.postgres_server import postgres_url
 
-    signal.signal(signal.SIGTERM, _exit)  # the running broker handles the signal itself
-    with _environment(data) as (directory, dsn):
-        settings = _settings(directory, listen, http, dsn)
-        install_into(dsn)
-        serve(
-            out,
-            settings,
-            ready=lambda url, console: out.show(
-                {"broker": url, "console": console, "postgres": postgres_url(dsn)}
-            ),
-        )
+    urls = {name: postgres_url(dsn) for name, dsn in databases.items()}
+    shown: dict[str, object] = {"broker": url, "console": console}
+    if len(urls) == 1:
+        shown |= {"postgres": next(iter(urls.values()))}
+    else:
+        shown |= {"databases": [{"name": name, "postgres": one} for name, one in urls.items()]}
+    out.show(shown)
 
 
-def _settings(directory: Path, listen: str | None, http: str | None, dsn: str) -> SettingsFile:
+def _settings(
+    directory: Path, listen: str | None, http: str | None, databases: Mapping[str, str]
+) -> SettingsFile:
     from txmq.config.broker import ResolverSettings, XaDatabaseSettings, XaSettings, load_broker
 
-    settings = load_broker(None, {"data": directory, "listen": listen})
-    settings = load_broker(
-        None,
-        {
-            "data": directory,
-            "listen": listen,
-            "http": http or _console_address(settings.broker.listen),
-        },
-    )
-    deciding = {
-        "resolver": (ResolverSettings(name="dev", dsn=dsn),),
-        "xa": XaSettings(database=(XaDatabaseSettings(name="dev", dsn=dsn),)),
-    }
+    options: dict[str, object] = {"data": directory, "listen": listen, "create_topics": True}
+    listens = load_broker(None, options).broker.listen
+    settings = load_broker(None, options | {"http": http or _console_address(listens)})
+    resolvers = [ResolverSettings(name=name, dsn=dsn) for name, dsn in databases.items()]
+    branches = [XaDatabaseSettings(name=name, dsn=dsn) for name, dsn in databases.items()]
+    deciding = {"resolver": tuple(resolvers), "xa": XaSettings(database=tuple(branches))}
     return settings.model_copy(update=deciding)
 
 
@@ -90,22 +134,26 @@ def _console_address(listen: str) -> str:
 
 
 @contextmanager
-def _environment(data: Path | None) -> Iterator[tuple[Path, str]]:
-    """Start a database server; return the broker's directory and a DSN.
-
-    The server stops with the block.
+def _environment(data: Path | None, dsn: str | None) -> Iterator[tuple[Path, PostgresServer]]:
+    """Return the broker's directory and the database server, which is started where
+    there is no DSN, and stops with the block.
     """
-    from txmq.testing.postgres_server import OwnServer, temporary_server
+    from txmq.testing.postgres_server import OwnServer, PostgresServer, temporary_server
 
-    if data is None:
-        with (
-            TemporaryDirectory(prefix="txmq-dev-") as directory,
-            temporary_server(fsync=False, settings=SETTINGS) as server,
-        ):
-            yield Path(directory) / "broker", server.dsn()
-    else:
-        with OwnServer(data / "postgres", settings=SETTINGS).start() as server:
-            yield data / "broker", server.dsn()
+    with ExitStack() as stack:
+        if data is None:
+            temporary = TemporaryDirectory(prefix="txmq-dev-")
+            directory = Path(stack.enter_context(temporary)) / "broker"
+        else:
+            directory = data / "broker"
+        if dsn is not None:
+            with open_database(dsn, "dev"):
+                server = PostgresServer(dsn)
+        elif data is None:
+            server = stack.enter_context(temporary_server(fsync=False, settings=SETTINGS))
+        else:
+            server = stack.enter_context(OwnServer(data / "postgres", settings=SETTINGS).start())
+        yield directory, server
 
 
 def _exit(_number: int, _frame: FrameType | None) -> None:

@@ -18,7 +18,13 @@ from txmq.cli.options import (
     Topic,
 )
 from txmq.cli.output import FAILED
-from txmq.cli.parsers import is_number, parse_message, parse_name
+from txmq.cli.parsers import (
+    MessagePlace,
+    is_number,
+    parse_message,
+    parse_message_or_place,
+    parse_name,
+)
 from txmq.cli.rows import with_decoded_body
 from txmq.model.printable import escape_unprintable
 
@@ -28,7 +34,14 @@ app = typer.Typer(
 FOUND_COLUMNS = ("message_id", "partition", "offset", "key", "tag", "stored_at", "body")
 COLUMNS = ("message_id", "topic", "partition", "due_at", "size")
 
-Id = Annotated[str, typer.Argument(parser=parse_message, metavar="ID", help="Id of the message.")]
+IdOrPlace = Annotated[
+    Any,  # typer takes no union
+    typer.Argument(
+        parser=parse_message_or_place,
+        metavar="ID|TOPIC/PARTITION/OFFSET",
+        help="Id of the message, or its place, as logs name it.",
+    ),
+]
 Ids = Annotated[
     list[str], typer.Argument(parser=parse_message, metavar="ID", help="Ids of messages.")
 ]
@@ -60,21 +73,40 @@ def recall(session: CommandSession, message: Ids) -> None:
 
 
 @broker_command(app, "show", example="txmq message show 019a0000000070008000000000000001-0")
-def show(session: CommandSession, message: Id) -> None:
-    """Show a message by its id: delayed, of a transaction, or in any topic."""
-    reply = session.client.call("message.show", id=message, bodies=True)["message"]
-    if reply is None or (reply["state"] == "published" and reply.get("offset") is None):
-        reply = find_by_id(session, message) or reply
+def show(session: CommandSession, message: IdOrPlace) -> None:
+    """Show a message by its id (delayed, of a transaction, or in any topic), or by its
+    place.
+    """
+    if isinstance(message, MessagePlace):
+        reply, named = _find_at(session, message), f"is at {'/'.join(map(str, message))}"
+    else:
+        reply, named = _find_by_id(session, message), f"has the id {message}"
     if reply is None:
         if session.out.as_json:
             session.out.show({"message": None})
         else:
             print(
-                f"no message has the id {escape_unprintable(message)}: it was not sent, or "
+                f"no message {escape_unprintable(named)}: it was not sent, or "
                 "retention has removed it"
             )
         raise typer.Exit(FAILED)
     session.out.show(with_decoded_body(reply))
+
+
+def _find_at(session: CommandSession, place: MessagePlace) -> dict[str, Any] | None:
+    topic, partition, offset = place
+    found = session.client.call(
+        "message.find", topic=topic, partition=partition, offset=offset, limit=1, bodies=True
+    )["messages"]
+    return next((one for one in found if one["offset"] == offset), None)
+
+
+def _find_by_id(session: CommandSession, message: str) -> dict[str, Any] | None:
+    reply: dict[str, Any] | None
+    reply = session.client.call("message.show", id=message, bodies=True)["message"]
+    if reply is None or (reply["state"] == "published" and reply.get("offset") is None):
+        return find_by_id(session, message) or reply
+    return reply
 
 
 @broker_command(app, "find", example="txmq message find orders --key o-17 --from 2h")

@@ -323,6 +323,11 @@ class PersistentConnection:
             if waiter in self._waiting:
                 self._waiting.remove(waiter)
 
+    def require_available(self) -> None:
+        """Raise BrokerUnavailable where the last attempt to connect has failed."""
+        if self._link is None and self.error is not None:
+            raise self._no_answer(0.0)
+
     def _no_answer(self, seconds: float) -> BrokerUnavailable:
         last = {} if self.error is None else {"": self.error}
         return no_answer(seconds, last, encrypted=self._connector.encrypted)

@@ -118,6 +118,10 @@ class MeetsLog:
         """The id of the broker's log, if it is known without asking."""
         return self._log.log_id
 
+    def expect_log(self, log_id: UUID) -> None:
+        """Take a log for the broker's until it answers; another one is refused then."""
+        self._log.log_id = self._log.log_id or log_id
+
     @property
     def incarnation(self) -> UUID | None:
         """Return the incarnation of the broker's log, after the first welcome; None =
@@ -311,7 +315,9 @@ def no_answer(
     )
     closed = any(isinstance(error, ConnectionLost) for error in failures.values())
     return BrokerUnavailable(
-        f"no broker answered within {seconds:.1f} s" + (f" ({tried})" if tried else ""),
+        "no broker answered"
+        + (f" within {seconds:.1f} s" if seconds else "")
+        + (f" ({tried})" if tried else ""),
         hint=MAYBE_TLS if closed and not encrypted else IS_IT_RUNNING,
     )
 

@@ -172,6 +172,10 @@ class Bridge:
             self._at_shutdown = None
         return self.defer(close)
 
+    def before_shutdown(self, close: Callable[[], Deferred[None]]) -> None:
+        """Have the reactor wait for this when it stops."""
+        self._reactor.addSystemEventTrigger("before", "shutdown", close)
+
     def _watch_shutdown(self) -> None:
         if self._at_shutdown is None and not self._closing:
             self._at_shutdown = self._reactor.addSystemEventTrigger(

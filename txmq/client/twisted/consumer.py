@@ -67,6 +67,12 @@ class TwistedConsumer(TwistedCloseable):
         """The paused topics; after `pause()` all that the consumer reads."""
         return self._bridge.at_once(lambda: self._stated.paused)
 
+    def stop_on_signals(self) -> None:
+        """Close the consumer before the reactor stops, which it does at SIGTERM and
+        SIGINT (Ctrl-C): handlers finish, and `run` and iterators end.
+        """
+        self._bridge.before_shutdown(self.close)
+
     receive = deferring(AioConsumer.receive)
     receive_many = deferring(AioConsumer.receive_many)
     receive_batch = deferring(AioConsumer.receive_batch)

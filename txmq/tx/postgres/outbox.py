@@ -29,6 +29,7 @@ SELECT log::text, current_setting('transaction_isolation'),
        public.txmq_outbox_waits(log, NULL)
 FROM unnest(%s::text::uuid[]) log
 """
+_READERS: Final = "SELECT log_id::text FROM public.txmq_broker WHERE forgotten_at IS NULL"
 _LOOK: Final = """
 SELECT EXISTS (SELECT FROM public.txmq_broker WHERE log_id = %(log_id)s::uuid
            AND forgotten_at IS NULL),
@@ -157,6 +158,14 @@ class SetAside:
         seq, why = next(iter(self.rows.items()))
         more = len(self.rows) - 1
         return f"row {seq}: {why}" + (f" ({more} more are set aside)" if more else "")
+
+
+async def read_readers(driver: Driver) -> list[UUID]:
+    """Return the logs of the brokers that work on the database. Raises
+    DatabaseError.
+    """
+    with translated("looking for brokers"):
+        return [UUID(log) for (log,) in await driver.execute(_READERS, ())]
 
 
 async def read_status(driver: Driver, log_ids: Sequence[UUID]) -> dict[UUID, OutboxStatus]:

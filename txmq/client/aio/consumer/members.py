@@ -8,7 +8,7 @@ import asyncio
 from asyncio import Future
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from typing import TypeAlias, TypeVar
 
@@ -190,6 +190,10 @@ class LoopMembers(MemberSet[LoopMember]):
             waiter: Future[None] = self.loop.create_future()
             self._idle_waiters.append(waiter)
             await asyncio.wait([waiter], timeout=seconds)
+
+    def stop_soon(self) -> None:
+        with suppress(RuntimeError):  # the loop is closed
+            self.loop.call_soon_threadsafe(self._stop_delivery)
 
     async def close(self) -> None:
         """Leave the groups. A cancelled call goes on to its end before it raises."""

@@ -120,13 +120,17 @@ class ThreadedMembers(MemberSet[ThreadedMember]):
             if within is not None and over:
                 self._leave(within)
 
+    def stop_soon(self) -> None:
+        with self.changed:
+            for member in self.members:
+                member.stop_delivery()
+
     def close(self, timeout: float) -> None:
         if all(member.thread.abandoned for member in self.members):  # closed before
             return
         deadline = time.monotonic() + timeout
         with self.changed:
-            for member in self.members:
-                member.stop_delivery()
+            self.stop_soon()
             if get_ident() in self._working:  # a handler, or one of a signal on its thread
                 self._leave_within = timeout
                 return

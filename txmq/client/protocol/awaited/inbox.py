@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from random import random
 from typing import Any, Protocol
 
-from txmq.client.log import get_logger
+from txmq.client.log import LastingTrouble, get_logger
 from txmq.client.protocol.alarm_reports import AlarmReport, alarm_source, report_args
 from txmq.client.protocol.awaited.core import AwaitedCore
 from txmq.client.protocol.awaited.inbox_opening import InboxMember, InboxOpenings, OpeningPauses
@@ -87,6 +87,7 @@ class Inbox(ABC):
         self._member, self._core, self._database = member, core, database
         self._openings = InboxOpenings(member, self._call)
         self._folded_acks = 0  # the count of acks at the last fold
+        self.away = LastingTrouble("inbox.database_away", group=member.group)
 
     async def _call(self, name: str, args: dict[str, Any]) -> dict[str, Any]:
         return await self._core.call(name, args, repeat=True)
@@ -122,6 +123,7 @@ class Inbox(ABC):
                 if self._database.lost:
                     self.forget()
                 driver = await self._database.connect()
+                self.away.over()
             if not closing:
                 await self._openings.check_server(driver)
                 await self._open_assigned(driver)
@@ -130,6 +132,8 @@ class Inbox(ABC):
             if acked != self._folded_acks:
                 await compact(driver, self._member.group, str(self._member.log_id))
                 self._folded_acks = acked
+        except DatabaseUnavailable as error:
+            self.away.warn(error)
         except TxmqError as error:
             log.warning("inbox.not_tended", group=self._member.group, error=str(error))
 
@@ -464,10 +468,12 @@ class InboxSteps(ABC):
             if self._database.lost:
                 for inbox in self._inboxes.values():
                     inbox.forget()
+            away = next(iter(self._inboxes.values())).away  # of all workers
             try:
                 await self._database.connect()
+                away.over()
             except DatabaseUnavailable as error:
-                log.warning("inbox.database_away", error=str(error))
+                away.warn(error)
                 if self._source.closed:
                     raise Stopped from error
                 await self._pause(pause)

@@ -45,6 +45,7 @@ from txmq.tx.postgres.outbox import (
     OutboxStatus,
     enqueue,
     read_key_status,
+    read_readers,
     read_status,
 )
 
@@ -79,7 +80,7 @@ class OutboxFallback:
         snapshot hides it, LocalProtocolError or DatabaseError.
         """
         if self._enabled:
-            logs = [await _log_of(bundle) for bundle in bundles]
+            logs = [await self._log_of(bundle) for bundle in bundles]
             self._queues = await read_status(self._driver, logs)
             for bundle, log_id in zip(bundles, logs, strict=True):
                 if self._queues[log_id].waiting:
@@ -178,6 +179,24 @@ class OutboxFallback:
             )
         await enqueue(self._driver, rows)
 
+    async def _log_of(self, bundle: AnyBundle) -> UUID:
+        """Return the log of a bundle's broker. Where that is away and was never met, it
+        is the only one that works on the database, as in SQL's txmq.send.
+        """
+        try:
+            return await bundle.log_id()
+        except UNAVAILABLE as error:
+            logs = await read_readers(self._driver)
+            if len(logs) != 1:
+                raise BrokerUnavailable(
+                    f"{error.message}; {len(logs)} brokers work on this database, and the "
+                    "outbox needs the id of its log",
+                    hint="give it to a client that may start before its broker, as "
+                    "connect(url, log_id=UUID(...)); `txmq schema brokers DSN` lists it",
+                ) from error
+            bundle.core.expect_log(logs[0])
+            return logs[0]
+
     async def _move_to_outbox(self, bundle: AnyBundle, error: TxmqError) -> None:
         log_id = await bundle.log_id()
         if not self._queues.get(log_id, NO_QUEUE).fetched:
@@ -198,14 +217,3 @@ class OutboxFallback:
             log_id=str(log_id),
             reason=error.message,
         )
-
-
-async def _log_of(bundle: AnyBundle) -> UUID:
-    try:
-        return await bundle.log_id()
-    except UNAVAILABLE as error:
-        raise BrokerUnavailable(
-            f"{error.message}; the outbox needs the id of the broker's log, which is unknown",
-            hint="give it to a client that may start before its broker, as "
-            "connect(url, log_id=UUID(...)); `txmq schema brokers DSN` lists it",
-        ) from error

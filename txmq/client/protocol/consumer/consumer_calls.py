@@ -9,6 +9,7 @@ from txmq.client.protocol.consumer.fetched import ReceivedBatch
 from txmq.client.protocol.consumer.member_set import DrivenMember, MemberSet
 from txmq.client.protocol.consumer.settings import ConsumerSettings
 from txmq.client.protocol.consumer.stats import ConsumerStats
+from txmq.client.signals import stop_on_signals
 from txmq.model.durations import Duration, seconds_of
 from txmq.model.message import ReceivedMessage
 from txmq.model.topic_partition import PartitionName
@@ -34,6 +35,15 @@ class ConsumerCalls(Generic[M]):
     def stats(self) -> ConsumerStats:
         """Counters since the consumer was made."""
         return self._members.stats
+
+    def stop_on_signals(self) -> None:
+        """End deliveries at SIGTERM or SIGINT (Ctrl-C), from now on: handlers finish,
+        `run` and iterators return, and the consumer can be closed. A second signal ends
+        the process at once.
+
+        Raises LocalProtocolError outside the main thread.
+        """
+        stop_on_signals(self._members)
 
     def ack_many(self, messages: Iterable[ReceivedMessage]) -> None:
         """Ack these messages, without waiting.

@@ -40,6 +40,7 @@ from txmq.client.protocol.consumer.requests import (
 from txmq.client.protocol.consumer.settings import ConsumerSettings
 from txmq.client.protocol.consumer.settlement import Settlement
 from txmq.client.protocol.consumer.stats import ConsumerStats
+from txmq.client.protocol.sender.topics import warn_of_created
 from txmq.errors import (
     BrokerFailed,
     RequestRejected,
@@ -51,7 +52,7 @@ from txmq.errors import (
 )
 from txmq.model.topic_partition import PartitionName
 from txmq.wire.chunks import Chunk, unpack_chunks
-from txmq.wire.json import parse_as
+from txmq.wire.json import parse_as, parse_result
 
 if TYPE_CHECKING:
     from txmq.client.protocol.consumer.local_recovery import LocalRecovery
@@ -350,12 +351,7 @@ class Member:
             self._topics_described = True  # the broker may create topics at first use
             args = {"names": list(self.settings.topics), "create": True}
             self._first.append(
-                call_request(
-                    "topic.describe",
-                    args,
-                    lambda _payload, _now: self._first.append(self._join()),
-                    self._join_refused,
-                )
+                call_request("topic.describe", args, self._join_described, self._join_refused)
             )
             return
         if isinstance(error, UnknownTopic) and self.membership is not None:
@@ -364,6 +360,10 @@ class Member:
         else:
             self.refused(error, now)
         self.needs_reconnect = True
+
+    def _join_described(self, payload: bytes, _now: float) -> None:
+        warn_of_created(parse_result(payload))
+        self._first.append(self._join())
 
     def refused(self, error: RequestRejected, now: float) -> None:
         """React to a refusal that concerns the member as a whole."""

@@ -6,6 +6,7 @@ member rejoins by itself.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Generic, Protocol, TypeVar
@@ -129,7 +130,7 @@ class MemberState:
 M = TypeVar("M", bound=DrivenMember)
 
 
-class MemberSet(Generic[M]):
+class MemberSet(ABC, Generic[M]):
     """The members of one consumer, in the order of the brokers. `single`: the only
     one, if there is one broker.
     """
@@ -144,6 +145,10 @@ class MemberSet(Generic[M]):
         self.pace = None if rate is None else Pace(rate)
         for member in self.members:
             member.operations.pace = self.pace
+
+    @abstractmethod
+    def stop_soon(self) -> None:
+        """Deliver nothing more. Called in any thread."""
 
     @property
     def closed(self) -> bool:

@@ -276,13 +276,14 @@ class Settlement:
         self._stats.nacked += not nack.postpone
         self._stats.postponed += nack.postpone
         self._stats.dead_lettered += reply.moved == "letter"
-        log.info(
-            "message.nacked",
-            place=place_name(nack.place),
-            moved=reply.moved,
-            attempt=reply.attempt,
-            error=nack.failure.type,
-        )
+        if not nack.postpone:  # which is no failure: the end of a run postpones, too
+            log.info(
+                "message.nacked",
+                place=place_name(nack.place),
+                moved=reply.moved,
+                attempt=reply.attempt,
+                error=nack.failure.type,
+            )
         self._settle_nacked(nack, reply.fence_lease, now)
         if reply.guarded:
             self.return_unprocessed(self._queue.drop_ready())

@@ -7,6 +7,7 @@ from itertools import count
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from txmq.batch import NO_COMPRESSION, Compression
+from txmq.client.log import get_logger
 from txmq.client.protocol.sender.rows import Rows
 from txmq.client.protocol.settings import Partitioner
 from txmq.errors import LocalProtocolError, RemoteProtocolError
@@ -21,6 +22,7 @@ if TYPE_CHECKING:  # OpenTelemetry is for those who ask for it
 Describe = Callable[[str, float | None], dict[str, Any]]
 
 MAX_PARTITIONS = 1 << 32
+log = get_logger()
 
 
 class TopicMetadata(NamedTuple):
@@ -35,7 +37,10 @@ class TopicMetadata(NamedTuple):
 
 
 def parse_description(topic: str, reply: Mapping[str, Any]) -> TopicMetadata:
-    """Return the topic that a broker describes. Raises RemoteProtocolError."""
+    """Return the topic that a broker describes; warn where it was made for the asking.
+    Raises RemoteProtocolError.
+    """
+    warn_of_created(reply)
     try:
         [fields] = reply["topics"]
         return TopicMetadata(
@@ -45,6 +50,14 @@ def parse_description(topic: str, reply: Mapping[str, Any]) -> TopicMetadata:
         raise RemoteProtocolError(
             f"invalid description of topic {topic}: {reply!r:.200}"
         ) from error
+
+
+def warn_of_created(reply: Mapping[str, Any]) -> None:
+    """Warn of topics that a broker has made because a client named them: a misspelt
+    name is such a topic, and nobody sends to it or reads it.
+    """
+    if created := reply.get("created"):
+        log.warning("topic.created_at_use", topics=created, similar=reply.get("similar", ""))
 
 
 class TopicCache:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import signal
+import logging
+import sys
 from argparse import ArgumentParser
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from threading import Event
-from typing import Any, Literal, get_args
+from threading import current_thread, main_thread
+from typing import Any, Literal, TextIO, get_args
 
 from django.core.management.base import BaseCommand, CommandError
 from django.db import close_old_connections, transaction
@@ -48,29 +49,42 @@ class Command(BaseCommand):  # type: ignore[misc]  # Django has no types
             handler = import_string(options["handler"])
         except ImportError as error:
             raise CommandError(f"--handler {options['handler']}: {error}") from error
-        stop = Event()
         consumer = txmq.django.client().consumer(
             options["group"], options["topics"], mode=options["mode"]
         )
-        with set_by_signals(stop), consumer:
+        with logged(self.stderr), consumer:
+            if current_thread() is main_thread():
+                consumer.stop_on_signals()
             consumer.run(
                 in_transaction(handler, options["database"]),
                 workers=options["workers"],
                 idle_exit=options["idle_exit"],
-                stop=stop,
             )
 
 
 @contextmanager
-def set_by_signals(stop: Event) -> Iterator[None]:
-    """Let SIGTERM and SIGINT set an event during the block."""
-    numbers = (signal.SIGTERM, signal.SIGINT)
-    before = {number: signal.signal(number, lambda *_: stop.set()) for number in numbers}
+def logged(stream: TextIO) -> Iterator[None]:
+    """Log what consumers say to a stream during the block, unless the project logs it
+    itself. Else nobody would see why a handler fails.
+    """
+    structlog, root, log = (
+        sys.modules.get("structlog"),
+        logging.getLogger(),
+        logging.getLogger("txmq"),
+    )
+    own = [one for one in (*log.handlers, *root.handlers) if type(one) is not logging.NullHandler]
+    if own or (structlog is not None and structlog.is_configured()):
+        yield
+        return
+    handler, level = logging.StreamHandler(stream), log.level
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    log.addHandler(handler)
+    log.setLevel(level or logging.INFO)
     try:
         yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        log.removeHandler(handler)
+        log.setLevel(level)
 
 
 def in_transaction(
