@@ -13,7 +13,7 @@ CHARTS = (
     ("out_rate", "Processed", "rate"),
     ("bytes_rate", "Bytes in", "bytes"),
     ("flush_ms", "Slowest flush", "ms"),
-    ("lag", "Lag, all groups", "count"),
+    ("unprocessed", "Unprocessed, all groups", "count"),
     ("undecided", "Undecided", "count"),
     ("in_doubt", "In doubt", "count"),
     ("letters", "Dead letters", "count"),
