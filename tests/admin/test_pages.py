@@ -295,6 +295,7 @@ def test_metrics_are_what_prometheus_reads(served: Served) -> None:
         "verb",
         "outcome",
         "reason",
+        "severity",
     }
     pair = (("consumergroup", "billing"), ("topic", "orders"))
     assert found["txmq_consumergroup_lag", *pair] == 5

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from tests.broker.monitoring.listening import webhook
 from tests.cli.peer import peer
 from tests.cli.support import reply, run
 from txmq.model.decider import ByChecker
 from txmq.testing.own_broker import OwnBroker
-from txmq.testing.wait import wait_until
+from txmq.testing.wait import PATIENCE_S, wait_until
 
 
 def test_alarms_are_shown_and_make_the_status_1(tmp_path: Path) -> None:
@@ -28,3 +29,30 @@ def test_alarms_are_shown_and_make_the_status_1(tmp_path: Path) -> None:
         assert reply("alarms", broker=broker.url) == {"alarms": []}
         assert broker.stop() == 0
     assert broker.log.count("alarm.raised") == broker.log.count("alarm.cleared") == 1
+
+
+def test_alarms_go_out_by_themselves_and_their_receivers_can_be_tested(tmp_path: Path) -> None:
+    with webhook() as server:
+        settings = f"""
+[alarms]
+undecided_s = 0.2
+[[alarms.webhook]]
+name = "chat"
+url = "{server.url}"
+form = "slack"
+"""
+        with OwnBroker(tmp_path, settings) as broker:
+            shown = reply("alarms", "test", broker=broker.url)
+            assert shown == {"receivers": [{"receiver": "chat", "error": ""}]}
+            tested = [server.posts.get(timeout=PATIENCE_S).body["text"] for _ in range(2)]
+            assert ["raised" in text for text in tested] == [True, False]
+            reply("topic", "create", "halves", "--partitions", "1", broker=broker.url)
+            with peer(broker.url) as shop:
+                token = shop.half("halves", b"lost", ByChecker("shop"))
+            assert token in server.posts.get(timeout=PATIENCE_S).body["text"]
+            reply("tx", "rollback", token, "--reason", "lost", broker=broker.url)
+            text = server.posts.get(timeout=PATIENCE_S).body["text"]
+            assert "resolved transaction.oldest_undecided" in text
+            settings = reply("config", "show", broker=broker.url)
+            assert server.url not in json.dumps(settings)
+            assert broker.stop() == 0
