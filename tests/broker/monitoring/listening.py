@@ -46,6 +46,7 @@ def webhook() -> Iterator[Webhook]:
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             kept.posts.put(Post(self.headers["Authorization"], body))
             self.send_response(kept.status)
+            self.send_header("Location", "/elsewhere")
             self.end_headers()
 
         def log_message(self, *_args: object) -> None:

@@ -11,7 +11,7 @@ import ssl
 from datetime import UTC, datetime, timedelta
 from email.message import EmailMessage
 from typing import TYPE_CHECKING, Any, NamedTuple
-from urllib.request import Request, urlopen
+from urllib.request import HTTPRedirectHandler, Request, build_opener
 
 from txmq.config.broker import MailSettings, WebhookSettings
 from txmq.model.units import SECOND
@@ -47,10 +47,18 @@ def send(receiver: WebhookSettings | MailSettings, notice: Notice) -> None:
     headers = {"Content-Type": "application/json"}
     if receiver.key is not None and receiver.form != "pagerduty":
         headers["Authorization"] = f"Bearer {receiver.key}"
+    opener = build_opener(_Refused)
     for body in bodies(receiver, notice):
         request = Request(receiver.url, json.dumps(body).encode(), headers)  # noqa: S310  # http, as checked
-        with urlopen(request, timeout=TIMEOUT_S):  # noqa: S310
+        with opener.open(request, timeout=TIMEOUT_S):
             pass
+
+
+class _Refused(HTTPRedirectHandler):
+    """Takes no redirection for an answer: it would be followed without the body."""
+
+    def redirect_request(self, *_args: object) -> None:
+        return None
 
 
 def bodies(receiver: WebhookSettings, notice: Notice) -> Iterator[Any]:

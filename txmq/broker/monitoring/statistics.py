@@ -109,7 +109,8 @@ class Statistics:
             self._update(self._topics, one.topic_id, (sum(one.end_offsets), one.published_bytes))
         else:
             sums = progress.sums(self._engine.state, one)
-            self._update(self._groups, one.group_id, (sums.processed, 0))
+            done = sums.processed - one.expired - one.filtered
+            self._update(self._groups, one.group_id, (done, 0))
             self._unprocessed[one.group_id] = sums.unprocessed
 
     def _update(self, rates: dict[int, Rate], key: int, seen: tuple[int, int]) -> None:

@@ -56,7 +56,7 @@ class TopicProgress(NamedTuple):
     def plus(self, other: TopicProgress) -> TopicProgress:
         """Return the progress of two groups together."""
         sums = map(int.__add__, self[1:4], other[1:4])
-        return TopicProgress(self.topic, *sums, max(self.age_ms, other.age_ms))
+        return TopicProgress._make((self.topic, *sums, max(self.age_ms, other.age_ms)))
 
 
 def counts(state: State, group: ConsumerGroup, tp: TopicPartition) -> Counts:
@@ -73,8 +73,11 @@ def counts(state: State, group: ConsumerGroup, tp: TopicPartition) -> Counts:
 
 def sums(state: State, group: ConsumerGroup) -> Counts:
     """Return the counts of all partitions together."""
-    found = [counts(state, group, tp) for tp in group.positions]
-    return Counts(*map(sum, zip(*found, strict=True))) if found else Counts(0, 0, 0)
+    return _summed([counts(state, group, tp) for tp in group.positions])
+
+
+def _summed(some: list[Counts]) -> Counts:
+    return Counts(*map(sum, zip(*some, strict=True))) if some else Counts(0, 0, 0)
 
 
 def age_ms(state: State, group: ConsumerGroup, tp: TopicPartition, now: int) -> int:
@@ -126,8 +129,6 @@ def by_topic(state: State, group: ConsumerGroup, now: int) -> Steps[list[TopicPr
     for tp, one in found.items():
         of_topics.setdefault(tp[0], []).append(one)
     return [
-        TopicProgress(
-            state.topics_by_id[topic_id].name, *map(sum, zip(*some, strict=True)), ages[topic_id]
-        )
+        TopicProgress._make((state.topics_by_id[topic_id].name, *_summed(some), ages[topic_id]))
         for topic_id, some in of_topics.items()
     ]
