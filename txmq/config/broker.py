@@ -269,6 +269,12 @@ class MailSettings(ReceiverSettings):
     sender: MailAddress
     to: tuple[MailAddress, ...] = Field(strict=False, min_length=1)
 
+    @model_validator(mode="after")
+    def _hides_its_password(self) -> Self:
+        if self.password is not None and self.encryption == "none":
+            raise ValueError("a password needs encryption, starttls or tls")
+        return self
+
 
 class AlarmSettings(StrictModel):
     """Limits of the conditions that `txmq alarms` reports, and who is told."""

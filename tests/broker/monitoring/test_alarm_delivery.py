@@ -22,6 +22,7 @@ from txmq.testing.wait import PATIENCE_S
 LETTERS = Alarm("group.letters", "warning", SECOND, "2 <letters>", "mend", "group:billing")
 FULL = Alarm("disk.full", "critical", 2 * SECOND, "the disk is full", "free space")
 UNDECIDED = Alarm("transaction.open", "warning", 0, "one is open", "roll back", "tx:07")
+REPORTED = Alarm("relay.lag", "warning", 0, "one: it lags", "mend", "source:one")
 NOTICE = Notice("b1", 5 * SECOND, 60.0, (LETTERS,), (FULL,))
 
 
@@ -81,11 +82,13 @@ def test_an_alarm_that_comes_and_goes_is_told_from_time_to_time() -> None:
     assert sum(map(len, told)) <= 60 / EVERY_S + 1
 
 
-def test_an_alarm_about_another_thing_is_the_same_but_for_groups() -> None:
+def test_an_alarm_about_another_thing_is_the_same_but_for_groups_and_reports() -> None:
     desk = Desk(receiver())
-    desk.tell(UNDECIDED, LETTERS)
+    desk.tell(UNDECIDED, LETTERS, REPORTED)
     others = (UNDECIDED._replace(about="tx:08"), LETTERS._replace(about="group:other"))
-    assert desk.tell(*others) == [("oncall", ["group.letters"], ["group.letters"])]
+    again = REPORTED._replace(about="source:two")
+    names = ["group.letters", "relay.lag"]
+    assert desk.tell(*others, again) == [("oncall", names, names)]
 
 
 def test_a_receiver_has_the_alarms_that_are_severe_enough() -> None:
@@ -259,6 +262,21 @@ def test_only_operators_may_test() -> None:
         ({"webhook": [{"name": "a", "url": "http://h", "repeat_s": 1.0}]}, "repeat_s"),
         ({"mail": [{"name": "a", "host": "h", "sender": "me", "to": ["a@b"]}]}, "sender"),
         ({"mail": [{"name": "a", "host": "h", "sender": "a@b", "to": []}]}, "to"),
+        (
+            {
+                "mail": [
+                    {
+                        "name": "a",
+                        "host": "h",
+                        "sender": "a@b",
+                        "to": ["a@b"],
+                        "password": "p",
+                        "encryption": "none",
+                    }
+                ]
+            },
+            "needs encryption",
+        ),
     ],
 )
 def test_settings_of_receivers_are_checked(wrong: dict[str, Any], told: str) -> None:

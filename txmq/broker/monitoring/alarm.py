@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+TOLD_APART = ("group", "source")  # what alarms of one name may be about at once
+
 
 class Alarm(NamedTuple):
     """An alarm that is raised, `since` microseconds of the epoch."""
@@ -13,7 +15,7 @@ class Alarm(NamedTuple):
     since: int
     text: str
     action: str
-    about: str = ""  # "group:NAME", "plan:NAME", "tx:TOKEN"
+    about: str = ""  # "group:NAME", "plan:NAME", "tx:TOKEN", "source:NAME" of a report
 
     @property
     def group(self) -> str:
@@ -23,7 +25,8 @@ class Alarm(NamedTuple):
 
     @property
     def key(self) -> str:
-        """The name under which receivers know it. One that is not about a group stays
-        the same, whatever it is about by now.
+        """The name under which receivers know it. One of the broker's own that is not
+        about a group stays the same, whatever it is about by now.
         """
-        return f"{self.name}/{self.group}" if self.group else self.name
+        kind, _colon, name = self.about.partition(":")
+        return f"{self.name}/{name}" if kind in TOLD_APART else self.name

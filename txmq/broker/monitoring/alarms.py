@@ -81,7 +81,12 @@ class ReportedAlarms:
         who = f"{report.source} of user {user}" if user else report.source
         alarms = tuple(
             Alarm(
-                one.name, one.severity, since.get(one.name, now), f"{who}: {one.text}", one.action
+                one.name,
+                one.severity,
+                since.get(one.name, now),
+                f"{who}: {one.text}",
+                one.action,
+                f"source:{who}",
             )
             for one in report.alarms
         )
