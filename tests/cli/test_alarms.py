@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 from pathlib import Path
 
 from tests.broker.monitoring.listening import webhook
@@ -55,4 +56,27 @@ form = "slack"
             assert "resolved transaction.oldest_undecided" in text
             settings = reply("config", "show", broker=broker.url)
             assert server.url not in json.dumps(settings)
+            assert broker.stop() == 0
+
+
+def test_a_receiver_that_hangs_keeps_nobody_waiting(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        listening.settimeout(PATIENCE_S)
+        url = f"http://127.0.0.1:{listening.getsockname()[1]}/"
+        settings = f'[[alarms.webhook]]\nname = "hangs"\nurl = "{url}"\n'
+        with OwnBroker(tmp_path, settings) as broker:
+            reply("topic", "create", "orders", "--partitions", "1", broker=broker.url)
+            reply("send", "orders", "{}", broker=broker.url)
+            with peer(broker.url) as shop:
+                shop.dead_letters("billing", "orders", 1)
+            told, _address = listening.accept()
+            with told:
+                assert told.recv(4) == b"POST"
+                [alarm] = json.loads(run("alarms", "--json", "--broker", broker.url).stdout)[
+                    "alarms"
+                ]
+                assert (alarm["name"], alarm["about"]) == ("group.letters", "group:billing")
+                [group] = reply("group", "list", broker=broker.url)["groups"]
+                assert list(group)[:2] == ["group", "unprocessed"]
+                assert (group["unprocessed"], group["letters"]) == (1, 1)
             assert broker.stop() == 0
