@@ -117,7 +117,8 @@ def by_topic(state: State, group: ConsumerGroup, now: int) -> Steps[list[TopicPr
     """
     found: dict[TopicPartition, Counts] = {}
     for number, tp in enumerate(list(group.positions)):
-        found[tp] = counts(state, group, tp)
+        if tp in group.positions:
+            found[tp] = counts(state, group, tp)
         if number % PARTITIONS_PER_STEP == PARTITIONS_PER_STEP - 1:
             yield
     ages = Counter[int]()
