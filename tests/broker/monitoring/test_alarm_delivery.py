@@ -247,6 +247,18 @@ def test_a_test_alarm_says_which_receivers_had_it() -> None:
     assert [one["name"] for one in (*first["raised"], *second["resolved"])] == ["alarms.test"] * 2
 
 
+def test_a_test_that_is_taken_ends_the_alarm_about_its_receiver() -> None:
+    desk = Desk(receiver("pager", severity="critical"))
+    desk.tell(FULL, error="refused")
+    desk.tell(after=600.0)
+    assert list(desk.delivery.undelivered()) == ["pager"], "nothing is left to tell it"
+    told = desk.delivery.test(FULL)
+    desk.answer()
+    desk.answer()
+    assert desk.delivery.undelivered() == {}
+    assert told.result == [{"receiver": "pager", "error": ""}]
+
+
 def test_only_operators_may_test() -> None:
     broker = BrokerWithUsers()
     refused: Any = broker.log_in("shop").call("alarms.test")

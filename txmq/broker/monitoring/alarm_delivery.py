@@ -76,6 +76,10 @@ class Receiver:
             self.told[alarm.key] = Told(notice.at, alarm)
         for alarm in notice.resolved:
             self.told.pop(alarm.key, None)
+        self.answers()
+
+    def answers(self) -> None:
+        """Note that the receiver takes what it is sent."""
         self.failing_since, self.error, self._wait_s = 0, "", EVERY_S
 
     def fails(self, error: str, now: int) -> None:
@@ -149,6 +153,7 @@ class AlarmDelivery:
                 yield self._call(send, receiver.settings, one)
         except Exception as error:  # noqa: BLE001  # likewise
             return {"receiver": receiver.settings.name, "error": _text(error)}
+        receiver.answers()
         return {"receiver": receiver.settings.name, "error": ""}
 
     def _call(self, *call: Any) -> Deferred[None]:  # noqa: ANN401  # a function and its arguments
