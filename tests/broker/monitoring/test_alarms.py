@@ -71,6 +71,7 @@ def test_each_group_has_alarms_of_its_own_and_sets_their_severity() -> None:
         return {one["about"]: one["severity"] for one in desk.alarms()}
 
     assert severities() == {"group:billing": "warning", "group:other": "warning"}
+    assert "txmq dlq stats other counts" in desk.alarms()[1]["action"]
     since = [one["since"] for one in desk.alarms() if one["about"] == "group:billing"]
     desk.broker.pass_time(3)
     other.set_severity("critical")

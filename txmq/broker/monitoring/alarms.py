@@ -201,14 +201,7 @@ class AlarmService:
         # what is not told apart stays one alarm, whatever it is about by now
         raised = {one.about if several is found else "": one for one in several if one.text}
         self._raised[rule.name] = after = {
-            key: Alarm(
-                rule.name,
-                one.severity or rule.severity,
-                before[key].since if key in before else now,
-                one.text,
-                rule.action,
-                one.about,
-            )
+            key: _alarm(rule, one, before[key].since if key in before else now)
             for key, one in raised.items()
         }
         for key in after.keys() - before.keys():
@@ -217,8 +210,14 @@ class AlarmService:
                 alarm=rule.name,
                 severity=after[key].severity,
                 text=after[key].text,
-                action=rule.action,
+                action=after[key].action,
             )
         for key in before.keys() - after.keys():
             seconds = max(0, now - before[key].since) // SECOND
             log.info("alarm.cleared", alarm=rule.name, about=before[key].about, after_s=seconds)
+
+
+def _alarm(rule: AlarmRule, found: Raised, since: int) -> Alarm:
+    severity = found.severity or rule.severity
+    alarm = Alarm(rule.name, severity, since, found.text, rule.action, found.about)
+    return alarm._replace(action=rule.action.replace("GROUP", alarm.group or "GROUP"))
