@@ -74,7 +74,7 @@ DASHBOARDS: dict[str, tuple[tuple[Panel, ...], ...]] = {
         (
             Panel("Largest topics", "bytes", one("topk(10, txmq_topic_bytes@)", "{{topic}}")),
             Panel("Delayed messages", "short", one("txmq_delayed_messages@", "delayed")),
-            Panel("Lag", "short", one("topk(10, txmq_group_lag@)", "{{group}}")),
+            Panel("Unprocessed", "short", one("topk(10, txmq_group_unprocessed@)", "{{group}}")),
         ),
     ),
     "transactions": (
@@ -128,8 +128,12 @@ DASHBOARDS: dict[str, tuple[tuple[Panel, ...], ...]] = {
     ),
     "groups": (
         (
-            Panel("Lag", "short", one("txmq_group_lag@", "{{group}}")),
-            Panel("Age of the oldest message", "s", one("txmq_group_lag_seconds@", "{{group}}")),
+            Panel("Unprocessed", "short", one("txmq_group_unprocessed@", "{{group}}")),
+            Panel(
+                "Age of the oldest message",
+                "s",
+                one("txmq_group_unprocessed_seconds@", "{{group}}"),
+            ),
             Panel(
                 "Processed",
                 "cps",

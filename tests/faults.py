@@ -1424,6 +1424,7 @@ BUGS = {
         "a_letter_of_a_fenced_key_is_put_back",
         "a_reset_tells_that_it_processed",
         "a_policy_does_not_wait",
+        "what_a_plan_closes_stays_unprocessed",
         "an ack tells no plan",
     ),
     "selections of dead letters": (

@@ -161,7 +161,7 @@ class Channel(virtual.Channel):  # type: ignore[misc]  # Kombu has no types
             shown = self._client.call("group.show", group=topic_of(queue))
         except UnknownGroup:
             return self._stored(queue)
-        return int(shown["lag"])
+        return int(shown["unsettled"])
 
     def _stored(self, queue: str) -> int:
         try:

@@ -114,7 +114,7 @@ CLAIMS: Final = {
         SELECT partition, "offset" FROM found GROUP BY partition, "offset" HAVING count(*) > 1
         UNION ALL
         SELECT partition, "offset" FROM letters WHERE state <> 'abandoned'""",
-    "every consumer group is done: no lag, lease, retry, fence or parked message": """
+    "every consumer group is done: nothing unsettled, no lease, retry, fence or parked message": """
         SELECT * FROM unsettled WHERE what NOT IN ('at_consumers', 'spooled')""",
     "nothing is left on the disks of consumers and producers": """
         SELECT * FROM unsettled WHERE what IN ('at_consumers', 'spooled')""",
@@ -194,7 +194,7 @@ def _fill(cursor: Cursor, deployment: Deployment) -> None:
         _copy(
             cursor, "undecided", ((row["token"], state) for state, rows in listed for row in rows)
         )
-        names = ("lag", "leased", "retrying", "at_consumers", "parked", "fences", "letters")
+        names = ("unsettled", "leased", "retrying", "at_consumers", "parked", "fences", "letters")
         groups = client.call("group.list")["groups"]
         left = [(row["group"], name, row[name]) for row in groups for name in names if row[name]]
     left += [

@@ -10,7 +10,7 @@ from rich.table import Table
 from examples.order_flow.audit import ClaimResult
 
 GROUP_COLUMNS: Final = (
-    "lag", "leased", "retrying", "at_consumers", "letters", "fences", "parked",
+    "unsettled", "leased", "retrying", "at_consumers", "letters", "fences", "parked",
 )  # fmt: skip
 MEANINGS: Final = {
     "attempted": "transactions that the orders service began",

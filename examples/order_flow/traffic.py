@@ -25,7 +25,7 @@ COUNTS: Final = """
 SELECT (SELECT count(*) FROM orders), (SELECT count(*) FROM charges),
        (SELECT count(*) FROM shipments), (SELECT coalesce(sum(orders), 0)::int8 FROM sales)
 """
-UNSETTLED_COUNTS: Final = ("lag", "leased", "retrying", "at_consumers")
+UNSETTLED_COUNTS: Final = ("unsettled", "leased", "retrying", "at_consumers")
 FAILURE_COUNTS: Final = ("parked", "fences", "letters")
 OPEN_STATES: Final = ("undecided", "waiting", "in-doubt")
 

@@ -227,7 +227,10 @@ def test_resolvers_have_their_status_and_the_time_of_the_last_check_back(
         for name in ("up", "down", "new")
     ]
     assert seen == [now / SECOND, now / SECOND - 60, 0]
-    raised = {rule.name: desk.value("txmq_alarm", name=rule.name) for rule in ALARM_RULES}
+    raised = {
+        rule.name: desk.value("txmq_alarm", name=rule.name, severity=rule.severity)
+        for rule in ALARM_RULES
+    }
     assert raised == dict.fromkeys(raised, 0) | {"resolver.unreachable": 1}
 
 

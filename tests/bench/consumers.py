@@ -115,8 +115,8 @@ def slow(run: Run) -> Iterator[Row]:
     def consumed(kind: str) -> float:
         with broker(run) as server:
             result = measured(python(f"{CLIENTS}.slow", server.address, kind, messages))
-        if result["lag"] != (kind == "held"):
-            raise BenchError(f"{result['lag']} messages are left in the run {kind!r}")
+        if result["unsettled"] != (kind == "held"):
+            raise BenchError(f"{result['unsettled']} messages are left in the run {kind!r}")
         return float(result["per_s"])
 
     value, yardstick = in_turn(3, lambda: consumed("held"), lambda: consumed("free"))

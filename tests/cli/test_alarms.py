@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import socket
 from pathlib import Path
 
+from tests.broker.monitoring.listening import webhook
 from tests.cli.peer import peer
 from tests.cli.support import reply, run
 from txmq.model.decider import ByChecker
 from txmq.testing.own_broker import OwnBroker
-from txmq.testing.wait import wait_until
+from txmq.testing.wait import PATIENCE_S, wait_until
 
 
 def test_alarms_are_shown_and_make_the_status_1(tmp_path: Path) -> None:
@@ -28,3 +30,53 @@ def test_alarms_are_shown_and_make_the_status_1(tmp_path: Path) -> None:
         assert reply("alarms", broker=broker.url) == {"alarms": []}
         assert broker.stop() == 0
     assert broker.log.count("alarm.raised") == broker.log.count("alarm.cleared") == 1
+
+
+def test_alarms_go_out_by_themselves_and_their_receivers_can_be_tested(tmp_path: Path) -> None:
+    with webhook() as server:
+        settings = f"""
+[alarms]
+undecided_s = 0.2
+[[alarms.webhook]]
+name = "chat"
+url = "{server.url}"
+form = "slack"
+"""
+        with OwnBroker(tmp_path, settings) as broker:
+            shown = reply("alarms", "test", broker=broker.url)
+            assert shown == {"receivers": [{"receiver": "chat", "error": ""}]}
+            tested = [server.posts.get(timeout=PATIENCE_S).body["text"] for _ in range(2)]
+            assert ["raised" in text for text in tested] == [True, False]
+            reply("topic", "create", "halves", "--partitions", "1", broker=broker.url)
+            with peer(broker.url) as shop:
+                token = shop.half("halves", b"lost", ByChecker("shop"))
+            assert token in server.posts.get(timeout=PATIENCE_S).body["text"]
+            reply("tx", "rollback", token, "--reason", "lost", broker=broker.url)
+            text = server.posts.get(timeout=PATIENCE_S).body["text"]
+            assert "resolved transaction.oldest_undecided" in text
+            settings = reply("config", "show", broker=broker.url)
+            assert server.url not in json.dumps(settings)
+            assert broker.stop() == 0
+
+
+def test_a_receiver_that_hangs_keeps_nobody_waiting(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        listening.settimeout(PATIENCE_S)
+        url = f"http://127.0.0.1:{listening.getsockname()[1]}/"
+        settings = f'[[alarms.webhook]]\nname = "hangs"\nurl = "{url}"\n'
+        with OwnBroker(tmp_path, settings) as broker:
+            reply("topic", "create", "orders", "--partitions", "1", broker=broker.url)
+            reply("send", "orders", "{}", broker=broker.url)
+            with peer(broker.url) as shop:
+                shop.dead_letters("billing", "orders", 1)
+            told, _address = listening.accept()
+            with told:
+                assert told.recv(4) == b"POST"
+                [alarm] = json.loads(run("alarms", "--json", "--broker", broker.url).stdout)[
+                    "alarms"
+                ]
+                assert (alarm["name"], alarm["about"]) == ("group.letters", "group:billing")
+                [group] = reply("group", "list", broker=broker.url)["groups"]
+                assert list(group)[:2] == ["group", "unprocessed"]
+                assert (group["unprocessed"], group["letters"]) == (1, 1)
+            assert broker.stop() == 0

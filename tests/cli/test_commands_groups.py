@@ -129,6 +129,7 @@ NOTHING: dict[str, object] = {
         ),
         ("--keep-until-exported", {"keep_until_exported": True}),
         ("--expire-unexported", {"keep_until_exported": False}),
+        ("--alarm-severity off", {"alarm_severity": "off"}),
         (
             "--limit messages_per_s=5 --limit cold_bytes_per_s=2MiB",
             {"messages_per_s": 5, "cold_bytes_per_s": 2 << 20},

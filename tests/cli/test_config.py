@@ -158,7 +158,10 @@ def test_a_topic_is_changed_where_it_differs(now: Any, wanted: Any, made: Any) -
 
 
 def test_a_group_loses_the_limits_that_the_file_does_not_have() -> None:
-    limited = {"messages_per_s": 5, "cold_bytes_per_s": 9, "keep_until_exported": True}
+    limited: dict[str, Any] = {
+        "messages_per_s": 5, "cold_bytes_per_s": 9, "keep_until_exported": True,
+        "alarm_severity": "off",
+    }  # fmt: skip
     now, wanted = _of(groups={"g": {"lease_ms": 5_000} | limited}), _of(groups={"g": {}})
     assert [(change.call, change.args) for change in changes(now, wanted)] == [
         (
@@ -168,6 +171,7 @@ def test_a_group_loses_the_limits_that_the_file_does_not_have() -> None:
                 "keep_until_exported": False,
                 "messages_per_s": 0,
                 "cold_bytes_per_s": 0,
+                "alarm_severity": "default",
             },
         )
     ]

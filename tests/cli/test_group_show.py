@@ -28,7 +28,8 @@ def position(partition: int, **more: Any) -> dict[str, Any]:
         "end": 1_234_600,
     }
     usual |= {
-        "lag": 33,
+        "unprocessed": 34,
+        "unsettled": 33,
         "leased": 3,
         "leased_to": ["billing-1"],
         "redeliver": 0,
@@ -37,7 +38,7 @@ def position(partition: int, **more: Any) -> dict[str, Any]:
     }
     return (
         usual
-        | {"owners": ["billing-1"], "passed": 0, "lag_ms": 61_000, "why": "", "reason": ""}
+        | {"owners": ["billing-1"], "passed": 0, "age_ms": 61_000, "why": "", "reason": ""}
         | more
     )
 
@@ -97,7 +98,9 @@ def test_it_fits_a_terminal_and_no_word_is_cut(
         monkeypatch.setenv(name, value)
     lines = printed(capsys, REPLY)
     assert max(map(len, lines)) <= columns
-    assert "orders/0    1234567  1234600   33   61000       3  billing-1" in lines
+    assert (
+        "orders/0            34   1234567  1234600   61000         33       3  billing-1" in lines
+    )
     for word in (*WHY.split(), "orders/31", "2026-07-01", "-4611686018427387904", "retry_delays_s"):
         assert any(word in line for line in lines), word
 
@@ -113,20 +116,29 @@ def test_in_a_file_each_thing_is_a_line_and_none_ends_in_spaces(
 
 def test_columns_come_where_something_is_in_them() -> None:
     [usual, *_rest] = readable_group(REPLY)["partitions"]
-    assert list(usual) == ["partition", "position", "end", "lag", "lag_ms", "leased", "owners"]
+    assert list(usual) == [
+        "partition",
+        "unprocessed",
+        "position",
+        "end",
+        "age_ms",
+        "unsettled",
+        "leased",
+        "owners",
+    ]
     quiet = readable_group(
         {
             "positions": [
-                position(0, leased=0, lag_ms=0),
-                position(1, leased=0, lag_ms=0, retrying=5),
+                position(0, leased=0, unsettled=0, age_ms=0),
+                position(1, leased=0, unsettled=0, age_ms=0, retrying=5),
             ]
         }
     )
     assert list(quiet["partitions"][0]) == [
         "partition",
+        "unprocessed",
         "position",
         "end",
-        "lag",
         "retrying",
         "owners",
     ]

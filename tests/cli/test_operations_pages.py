@@ -74,7 +74,10 @@ BEFORE = {
     ),
 }
 # exit status 1 where something is found, and the tests' server has fsync off
-FINDS = {"doctor --config /etc/txmq.toml"}
+FINDS = {"doctor --config /etc/txmq.toml", "alarms test"}
+RECEIVER = (
+    '[[alarms.webhook]]\nname = "nobody"\nurl = "http://127.0.0.1:1/"\n'  # it does not answer
+)
 UNTIL = "2026-07-01T12:00:00Z"
 NUMBERS = count()
 
@@ -84,7 +87,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OwnBroker]:
     """A broker with users `root`, an admin, and `shop`."""
     directory = tmp_path_factory.mktemp("operations")
     (directory / "password").write_text(PASSWORD)
-    with OwnBroker(directory / "broker") as made, txmq.connect(made.url) as client:
+    with OwnBroker(directory / "broker", RECEIVER) as made, txmq.connect(made.url) as client:
         for name in TOPICS:
             client.call("topic.create", name=name, partitions=1)
         with peer(made.url) as shop:

@@ -17,7 +17,7 @@ from txmq.errors import TxmqError
 from txmq.model.message import ReceivedMessage
 from txmq.testing.wait import PATIENCE_S, wait_until
 
-TO_COME = ("lag", "leased", "retrying", "at_consumers")  # counts of a group
+TO_COME = ("unsettled", "leased", "retrying", "at_consumers")  # counts of a group
 
 
 @contextmanager

@@ -64,7 +64,7 @@ def make(real: RealBroker, **options: Any) -> TxmqBroker:
 
 
 def lag(client: Client, group: str) -> int:
-    return int(client.call("group.show", group=group)["lag"])
+    return int(client.call("group.show", group=group)["unsettled"])
 
 
 def letters(client: Client, group: str) -> list[txmq.DeadLetter]:

@@ -98,7 +98,7 @@ def test_tasks_run_and_their_results_come_back(broker: TxmqBroker, client: Clien
 
 
 def lag(client: Client, broker: TxmqBroker) -> int:
-    return int(client.call("group.show", group=broker.group)["lag"])
+    return int(client.call("group.show", group=broker.group)["unsettled"])
 
 
 def test_labels_choose_topic_key_and_delay(broker: TxmqBroker, client: Client) -> None:
@@ -295,7 +295,7 @@ def test_the_task_of_a_killed_worker_is_run_by_another(
         workers.append(started())
         wait_until(lambda: len(out.read_text().splitlines()) == 2, what="the second run")
         wait_until(
-            lambda: client.call("group.show", group=topic)["lag"] == 0, what="the second ack"
+            lambda: client.call("group.show", group=topic)["unsettled"] == 0, what="the second ack"
         )
     finally:
         for worker in workers:

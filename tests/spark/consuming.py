@@ -53,7 +53,7 @@ def left(client: txmq.Client, group: str) -> int:
 
 def waiting(client: txmq.Client, group: str) -> int:
     shown = client.call("group.show", group=group)
-    return int(shown["lag"] + shown["retrying"] + shown["leased"])
+    return int(shown["unsettled"] + shown["retrying"] + shown["leased"])
 
 
 def planned(client: txmq.Client, group: str) -> int:

@@ -41,7 +41,7 @@ SHOWN = "shown.json"  # of the archive: what the release said of its directory
 # what differs from one start to the next, or goes by the clock
 CHANGING = {
     "boot_epoch", "idle_s", "age_us", "since", "next_check", "last_check", "session", "members",
-    "bytes", "lag_ms", "oldest_us", "history", "checks", "operations", "generation",
+    "bytes", "age_ms", "oldest_us", "history", "checks", "operations", "generation",
     "check_at", "check_reason", "checked_at", "checked_by", "tries", "in_doubt",
 }  # fmt: skip
 

@@ -79,7 +79,7 @@ class VersionedMessages:
         shown = self._client.call("group.show", group=GROUP)
         return sum(
             int(shown[name])
-            for name in ("lag", "leased", "retrying", "parked", "fences", "letters")
+            for name in ("unsettled", "leased", "retrying", "parked", "fences", "letters")
         )
 
 

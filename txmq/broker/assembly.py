@@ -115,7 +115,7 @@ class Assembly:
         self.clock = ClockService(engine, steady, clock, resolvers)
         self.alarms = AlarmService(
             engine,
-            settings.alarms,
+            settings,
             resolvers,
             listeners,
             self.retention,

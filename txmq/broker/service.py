@@ -65,6 +65,7 @@ DISK_S = 1.0  # between measurements of the disk's space
 TOKENS_S = 3_600.0  # between upkeeps of the token tables, whose partitions are days
 PROBE_S = 5.0  # between probes of databases that failed
 LIVENESS_S = 1.0  # between the broker's requests to itself
+ALARM_THREADS = 4  # for receivers of alarms, which may not answer
 OUTBOX_S = 0.5  # between reads of outboxes that were empty
 DRAIN_POLL_S = 0.005  # while draining
 FAREWELL_S = 2.0  # for clients to read their last replies
@@ -128,6 +129,7 @@ class BrokerService:
             name: WorkerThreads(reactor, f"txmq-{name}")
             for name in ("log", "index", "scrub", "catalogue")
         }
+        self._threads["alarms"] = WorkerThreads(reactor, "txmq-alarms", ALARM_THREADS)
         self._threads["resolver"] = WorkerThreads(
             reactor, "txmq-resolver", max(1, len(settings.resolver))
         )
@@ -159,6 +161,7 @@ class BrokerService:
             Random(),  # noqa: S311  # jitter
             clock,
         )
+        self._assembly.alarms.delivery.in_thread = self._threads["alarms"]
         if settings.otel:
             from txmq.broker.monitoring.spans import BrokerSpans, find_tracer  # noqa: PLC0415  # an extra
 

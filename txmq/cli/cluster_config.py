@@ -33,7 +33,10 @@ DEFAULT = "default"
 NO_GROUP = "no member has joined it yet: import again when one has"
 NO_USERS = "the broker has no users: add an admin first, with txmq user add NAME --role admin"
 # settings of a group that have a value for "not set", and so can be taken back
-UNLIMITED = {"keep_until_exported": False, "messages_per_s": 0, "cold_bytes_per_s": 0}
+UNLIMITED = {
+    "keep_until_exported": False, "messages_per_s": 0, "cold_bytes_per_s": 0,
+    "alarm_severity": "default",
+}  # fmt: skip
 # values of a topic's settings that do not know "default"
 STANDARD = {"writable": True, "readable": True, "note": ""}
 # settings of a group that `group.show` has in microseconds, documents in milliseconds
@@ -55,6 +58,7 @@ class GroupConfig(GroupSettingsArgs):
     keep_until_exported: bool | None = None
     messages_per_s: int | None = None
     cold_bytes_per_s: int | None = None
+    alarm_severity: Literal["default", "critical", "warning", "off"] | None = None
 
 
 class PolicyConfig(Args):

@@ -11,10 +11,11 @@ from txmq.model.units import SECOND
 LEFT_OUT = ("settings", "member_list", "positions", "store_list", "fence_list", "next_letter")
 STORE_COLUMNS = ("store", "state", "member", "messages")
 WINDOW_COLUMNS = ("window", "unprocessed_share", "processed_share", "head")
-POSITION_COLUMNS = ("partition", "position", "end", "lag", "owners")
+POSITION_COLUMNS = ("partition", "unprocessed", "position", "end", "owners")
 # columns that are shown where any row has a value above 0
 OPTIONAL_COLUMNS = (
-    "lag_ms",
+    "age_ms",
+    "unsettled",
     "leased",
     "redeliver",
     "reserved",

@@ -161,6 +161,7 @@ def _valid_name(text: str) -> str:
 Name = Annotated[str, AfterValidator(_valid_name)]
 Listen = Annotated[str, AfterValidator(_valid_address)]
 Dsn = Annotated[str, AfterValidator(valid_dsn)]
+MailAddress = Annotated[str, Field(pattern=r"^[^\s@<>,;]+@[^\s@<>,;]+$")]
 
 
 # The tags choose the type that a wrong value is checked against. Blank tags stay out of
@@ -229,8 +230,54 @@ class CheckbackSettings(StrictModel):
     in_doubt_after_s: float = Field(default=1_800.0, gt=0)
 
 
+class ReceiverSettings(StrictModel):
+    """A receiver of alarms. It gets those that are at least so severe, at once, again
+    every `repeat_s`, and once more when they end.
+    """
+
+    name: Name
+    severity: Literal["critical", "warning"] = "warning"
+    repeat_s: float = Field(default=14_400.0, ge=10)
+
+
+class WebhookSettings(ReceiverSettings):
+    """An address that alarms are sent to by HTTP, in the form that it reads.
+
+    `key` is PagerDuty's routing key; others get it as a bearer token.
+    """
+
+    # a URL may be a secret by itself, as Slack's are
+    url: Annotated[str, Field(pattern=r"^https?://[^\s]+$", repr=False)]
+    form: Literal["json", "slack", "pagerduty", "alertmanager"] = "json"
+    key: str | None = Field(default=None, min_length=1, repr=False)
+
+    @model_validator(mode="after")
+    def _has_a_routing_key(self) -> Self:
+        if self.form == "pagerduty" and self.key is None:
+            raise ValueError("form pagerduty needs key, the routing key of its integration")
+        return self
+
+
+class MailSettings(ReceiverSettings):
+    """Addresses that alarms are mailed to, by an SMTP server."""
+
+    host: str = Field(min_length=1)
+    port: int = Field(default=587, ge=1, le=65_535)
+    encryption: Literal["starttls", "tls", "none"] = "starttls"
+    user: str | None = None
+    password: str | None = Field(default=None, repr=False)
+    sender: MailAddress
+    to: tuple[MailAddress, ...] = Field(strict=False, min_length=1)
+
+    @model_validator(mode="after")
+    def _hides_its_password(self) -> Self:
+        if self.password is not None and self.encryption == "none":
+            raise ValueError("a password needs encryption, starttls or tls")
+        return self
+
+
 class AlarmSettings(StrictModel):
-    """Limits of the conditions that `txmq alarms` reports."""
+    """Limits of the conditions that `txmq alarms` reports, and who is told."""
 
     undecided_s: float = Field(default=300.0, gt=0)  # the oldest undecided transaction is older
     # parts of a transaction have been missing for longer
@@ -240,7 +287,7 @@ class AlarmSettings(StrictModel):
     conflict_s: float = Field(default=3_600.0, gt=0)
     resolver_s: float = Field(default=30.0, gt=0)  # a database could not be asked for longer
     # a key of an ordered group has been fenced for longer
-    fence_s: float = Field(default=86_400.0, gt=0)
+    fence_s: float = Field(default=600.0, gt=0)
     # a consumer's local store has messages, and has had no owner for longer
     store_owner_s: float = Field(default=300.0, gt=0)
     # a message has been failing in a consumer's local store for longer
@@ -249,6 +296,20 @@ class AlarmSettings(StrictModel):
     slow_s: float = Field(default=900.0, gt=0)
     # token rows could not be cleaned up for longer
     cleanup_s: float = Field(default=21_600.0, gt=0)
+    webhook: tuple[WebhookSettings, ...] = Field(default=(), strict=False)
+    mail: tuple[MailSettings, ...] = Field(default=(), strict=False)
+
+    @property
+    def receivers(self) -> tuple[WebhookSettings | MailSettings, ...]:
+        return (*self.webhook, *self.mail)
+
+    @model_validator(mode="after")
+    def _has_distinct_receivers(self) -> Self:
+        names = [one.name for one in self.receivers]
+        twice = next((name for name in names if names.count(name) > 1), None)
+        if twice is not None:
+            raise ValueError(f"two receivers have the name {twice!r}")
+        return self
 
 
 class BrokerSettings(StrictModel):

@@ -78,10 +78,10 @@ def undecided(client: Client | Cluster) -> Iterator[dict[str, Any]]:
 
 
 def groups(client: Client | Cluster) -> Iterator[dict[str, Any]]:
-    """Yield the groups that have failed messages, or a lag."""
+    """Yield the groups that have unprocessed messages."""
     for broker in brokers(client):
         for group in broker.call("group.list", limit=1_000)["groups"]:
-            if group["letters"] or group["retrying"] or group["parked"] or group["lag"]:
+            if group["unprocessed"]:
                 yield group
 
 

@@ -2,7 +2,7 @@
 
     python -m tests.bench.clients.slow URL held|free MESSAGES
 
-Prints {"per_s", "lag"}. `lag` is the number of unprocessed messages at the end. Leases
+Prints {"per_s", "unsettled"}: messages at the end that are not processed. Leases
 are short, so that the lease of the first message is extended.
 """
 
@@ -37,8 +37,8 @@ def measure(url: str, way: str, messages: int) -> dict[str, float]:
                 consumer.ack(message, wait=number == messages - 1)
             took = time.perf_counter() - began
             assert consumer.stats.delivered == messages, "none came twice"
-            lag = client.call("group.show", group=topic)["lag"]
-    return {"per_s": messages / took, "lag": lag}
+            unsettled = client.call("group.show", group=topic)["unsettled"]
+    return {"per_s": messages / took, "unsettled": unsettled}
 
 
 if __name__ == "__main__":

@@ -51,7 +51,12 @@ def test_a_large_reset_ends_by_itself(broker: BrokerInMemory) -> None:
     assert (shown["state"], shown["positions"][0]["reason"]) == ("being reset", "being-reset")
     broker.pass_time(1)
     shown = broker.ask("group.show", group="billing")
-    assert (shown["state"], shown["letters"], shown["lag"], shown["positions"][0]["floor"]) == (
+    assert (
+        shown["state"],
+        shown["letters"],
+        shown["unsettled"],
+        shown["positions"][0]["floor"],
+    ) == (
         "empty",
         0,
         7,
@@ -71,7 +76,7 @@ def test_a_large_deletion_ends_by_itself_and_the_name_is_free_at_once(
     broker.pass_time(1)
     assert consumers.deleted == {}
     shown = broker.ask("group.show", group="again")
-    assert (shown["state"], shown["lag"]) == ("empty", 0)
+    assert (shown["state"], shown["unsettled"]) == ("empty", 0)
 
 
 def test_a_broker_that_drains_leaves_a_large_deletion_to_the_next_start(

@@ -37,7 +37,7 @@ class AlarmBroker:
     """A broker whose alarms are observed."""
 
     def __init__(self) -> None:
-        self.oracle = FakeResolver()
+        self.oracle, self.numbers = FakeResolver(), count(1)
         self.broker = BrokerInMemory(self.oracle, SETTINGS)
         self.broker.start()
 
@@ -66,16 +66,21 @@ class AlarmBroker:
 class Handler:
     """A member of an ordered group that has one message."""
 
-    def __init__(self, desk: AlarmBroker, **settings: Any) -> None:
-        self._desk, self._client, self._numbers = desk, desk.broker.connect(), count(1)
+    def __init__(self, desk: AlarmBroker, *, group: str = "billing", **settings: Any) -> None:
+        self._desk, self._client, self._group = desk, desk.broker.connect(), group
         self.publish()
         options = {"mode": "ordered", "topics": ["t"], "instance": "i", "member": "m"} | settings
-        joined: Any = self._client.call("consumer.join", group="billing", **options)
-        self._known = {"group": "billing", "member": "m", "generation": joined["generation"]}
+        joined: Any = self._client.call("consumer.join", group=group, **options)
+        self._known = {"group": group, "member": "m", "generation": joined["generation"]}
         self.fetch()
 
-    def fail(self, **how: Any) -> None:
-        self._client.call("consumer.nack", **self._known, topic="t", partition=0, offset=0, **how)
+    def fail(self, *, offset: int = 0, **how: Any) -> None:
+        place = {"topic": "t", "partition": 0, "offset": offset}
+        self._client.call("consumer.nack", **self._known, **place, **how)
+
+    def set_severity(self, severity: str) -> None:
+        args = {"group": self._group, "alarm_severity": severity, "operator": "ada"}
+        self._client.call("group.alter", **args)
 
     def store(self, state: str = "stored") -> None:
         """Keep the message in a local store, or tell what became of it there."""
@@ -84,13 +89,13 @@ class Handler:
         self._client.call("consumer.stored", **self._known, store=STORE, host="h", entries=[entry])
 
     def leave(self) -> None:
-        self._client.call("consumer.leave", group="billing", member="m", instance="i")
+        self._client.call("consumer.leave", group=self._group, member="m", instance="i")
 
     def publish(self) -> None:
-        self._desk.decide(self._desk.half(next(self._numbers)), Decision.COMMIT)
+        self._desk.decide(self._desk.half(next(self._desk.numbers)), Decision.COMMIT)
 
     def fetch(self) -> None:
-        wanted = Fetch(self._known["generation"], 0, 1 << 20, 100, "billing", "m")
+        wanted = Fetch(self._known["generation"], 0, 1 << 20, 100, self._group, "m")
         self._client.ask(Opcode.FETCH, pack_fetch(wanted))
 
     def extend(self) -> None:

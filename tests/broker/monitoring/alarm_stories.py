@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from twisted.internet.defer import Deferred
+from twisted.internet.defer import Deferred, fail
 
 from tests.broker.monitoring.alarm_desk import STORE, AlarmBroker, Handler
 from tests.broker.support import send_payload
@@ -16,7 +16,7 @@ from txmq.batch import encode, verify
 from txmq.broker.checkback.resolvers import ResolverStatus
 from txmq.broker.data_directory.retention_service import TRANSACTIONS, FreeLog
 from txmq.broker.engine.disk_space import DiskWatch
-from txmq.config.broker import DiskSettings
+from txmq.config.broker import AlarmSettings, DiskSettings, WebhookSettings
 from txmq.core import machine
 from txmq.core.consumers.commands import JoinGroup, RequestedSettings
 from txmq.core.events.base import LogRestored, RecordContext
@@ -185,7 +185,10 @@ def flood(desk: AlarmBroker) -> Iterator[str]:
     handler = Handler(desk, flood_keys=1)
     yield ""
     handler.fail(error={"type": "OSError", "fingerprint": "f"})
-    yield "as billing for 0:00:00: many keys failed alike (OSError, fingerprint f); 0 probes failed"
+    yield (
+        "the circuit breaker of group billing has been open for 0:00:00: many keys failed alike "
+        "(OSError, fingerprint f); 0 probes failed"
+    )
     handler.resume()
 
 
@@ -235,13 +238,38 @@ def differing_filters(desk: AlarmBroker) -> Iterator[str]:
     join("m", "orders")
 
 
+def dead_letters(desk: AlarmBroker) -> Iterator[str]:
+    handler = Handler(desk)
+    yield ""
+    handler.fail(dead=True, error={"type": "KeyError", "fingerprint": "f1"})
+    yield (
+        "open dead letters of group billing: 1, by error: KeyError f1 (1); "
+        "keys that stand: 1, behind t/0/0"
+    )
+    handler.abandon()
+
+
+def no_receiver(desk: AlarmBroker) -> Iterator[str]:
+    delivery = desk.broker.assembly.alarms.delivery
+    settings = AlarmSettings(webhook=(WebhookSettings(name="oncall", url="http://h"),))
+    delivery.use(settings)
+    delivery.in_thread = lambda *_call: fail(ConnectionRefusedError("refused"))
+    handler = Handler(desk)
+    handler.fail(dead=True)
+    desk.broker.pass_time(2)
+    yield ""
+    desk.broker.pass_time(29.5)
+    yield "receiver oncall has not taken alarms for "
+    delivery.use(AlarmSettings())
+
+
 def old_fence(desk: AlarmBroker) -> Iterator[str]:
     handler = Handler(desk)
     handler.fail(dead=True)
     desk.broker.pass_time(299)
     yield ""
     desk.broker.pass_time(2)
-    yield "a key of group billing has been waiting for 0:05:"
+    yield "keys of group billing that stand, their later messages parked: 1, one for 0:05:"
     handler.abandon()
 
 
@@ -262,7 +290,9 @@ def lost_store(desk: AlarmBroker) -> Iterator[str]:
     desk.broker.pass_time(59)
     yield ""
     desk.broker.pass_time(2)
-    yield f"local stores without an owner: 1, as {STORE} of group billing for 0:01:"
+    yield (
+        f"local stores of group billing without an owner: 1, with 1 messages, as {STORE} for 0:01:"
+    )
     desk.broker.ask("recover.adopt", group="billing", store=STORE)
 
 
@@ -462,6 +492,8 @@ STORIES = {
     "group.guarded": flood,
     "group.slow": slow,
     "group.filters_differ": differing_filters,
+    "group.letters": dead_letters,
+    "alarms.undelivered": no_receiver,
     "fence.old": old_fence,
     "plan.paused": paused_plan,
     "plan.waiting": waiting_plan,

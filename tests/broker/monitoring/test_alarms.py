@@ -14,7 +14,7 @@ from tests.broker.access.support import BrokerWithUsers
 from tests.broker.monitoring.alarm_desk import AlarmBroker, Handler
 from tests.broker.monitoring.alarm_stories import STORIES
 from tests.broker.support import Client
-from txmq.broker.monitoring import alarms
+from txmq.broker.monitoring import alarms, group_conditions
 from txmq.broker.monitoring.alarm_rules import ALARM_RULES
 from txmq.model.message import Decision
 from txmq.model.units import SECOND
@@ -27,7 +27,7 @@ def test_each_alarm_has_its_story() -> None:
 SUBJECTS = (
     ("plan", r"plans.* as (\w+) of group"),
     ("tx", r"transaction.* ([0-9a-f]{32})\b"),
-    ("group", r"group (\w+)|circuit breaker is open: 1, as (\w+)"),
+    ("group", r"group (\w+)"),
 )
 
 
@@ -59,6 +59,56 @@ def test_an_alarm_is_raised_and_cleared(name: str) -> None:
         desk.broker.pass_time(3)
     told = [(log["event"], log["log_level"]) for log in logs if log.get("alarm") == name]
     assert told == [("alarm.raised", "error"), ("alarm.cleared", "info")]
+
+
+def test_each_group_has_alarms_of_its_own_and_sets_their_severity() -> None:
+    desk = AlarmBroker()
+    Handler(desk).fail(dead=True)
+    other = Handler(desk, group="other")
+    other.fail(dead=True)
+
+    def severities() -> dict[str, str]:
+        return {one["about"]: one["severity"] for one in desk.alarms()}
+
+    assert severities() == {"group:billing": "warning", "group:other": "warning"}
+    assert "txmq dlq stats other counts" in desk.alarms()[1]["action"]
+    since = [one["since"] for one in desk.alarms() if one["about"] == "group:billing"]
+    desk.broker.pass_time(3)
+    other.set_severity("critical")
+    assert severities() == {"group:other": "critical", "group:billing": "warning"}
+    other.set_severity("off")
+    assert [one["since"] for one in desk.alarms()] == since
+    other.set_severity("default")
+    assert severities() == {"group:billing": "warning", "group:other": "warning"}
+
+
+def test_of_very_many_groups_some_are_told_and_the_others_counted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(group_conditions, "MAX_GROUPS", 2)
+    desk = AlarmBroker()
+    for number in range(5):
+        Handler(desk, group=f"g{number}").fail(dead=True)
+    told = [one["text"] for one in desk.alarms() if one["name"] == "group.letters"]
+    assert len(told) == 3
+    assert told[-1] == "and of 3 more groups"
+
+
+def test_a_guarded_group_and_its_lost_stores_name_one_another() -> None:
+    desk = AlarmBroker()
+    handler = Handler(desk, flood_keys=1, mode="concurrent")
+    handler.store()
+    handler.publish()
+    handler.fetch()
+    handler.fail(offset=1, error={"type": "OSError", "fingerprint": "f"})
+    handler.leave()
+    desk.broker.pass_time(61)
+    texts = {one["name"]: one["text"] for one in desk.alarms()}
+    assert (
+        "1 messages cannot be probes, in stores without an owner: see store.no_owner"
+        in texts["group.guarded"]
+    )
+    assert "adopted messages wait for the group, see group.guarded" in texts["store.no_owner"]
 
 
 def test_the_critical_ones_come_first() -> None:

@@ -56,13 +56,13 @@ def test_a_broker_samples_itself() -> None:
         assert client.ask(Opcode.SEND, send_payload(sequence)).status == 0
     for _ in range(4):
         broker.pass_time(10)
-    names = ["in_rate", "lag", "flush_ms", "undecided", "group:g:lag", "no-such"]
+    names = ["in_rate", "unprocessed", "flush_ms", "undecided", "group:g:unprocessed", "no-such"]
     reply = broker.ask("broker.series", names=names, span="hour")
     assert reply["step_s"] == 10
     assert reply["end"] <= broker.now()
     series = reply["series"]
     assert max(filter(None, series["in_rate"])) > 0
-    assert series["lag"][-1] == series["group:g:lag"][-1] == 50
+    assert series["unprocessed"][-1] == series["group:g:unprocessed"][-1] == 50
     assert series["undecided"][-1] == 0
     assert any(value is not None for value in series["flush_ms"])
     assert series["no-such"] == []

@@ -11,6 +11,7 @@ from tests.broker.support import BrokerInMemory, parts_of, send_payload
 from txmq.admin.metrics.exposition import Metrics
 from txmq.broker.monitoring.statistics import PERIOD_S
 from txmq.config.broker import load_broker
+from txmq.core.consumers.commands import AckMessages, NackMessage
 from txmq.core.topics.topics import CreateTopic
 from txmq.store.log.latency import BOUNDS_US, Latencies
 from txmq.wire.data_requests import Fetch, Opcode, pack_fetch
@@ -62,17 +63,31 @@ def test_a_group_has_the_rate_of_its_processed_messages(desk: StatisticsBroker) 
     desk.send(20)
     desk.broker.pass_time(2 * PERIOD_S)
     [group] = desk.stats()["groups"]
-    assert (group["group"], group["lag"], group["messages_per_s"]) == ("g", 20, 0.0)
+    assert (group["group"], group["unsettled"], group["messages_per_s"]) == ("g", 20, 0.0)
     desk.client.ask(
         Opcode.FETCH, pack_fetch(Fetch(joined["generation"], 0, 1 << 20, 100, "g", "a"))
     )
-    from txmq.core.consumers.commands import AckMessages
-
     desk.broker.do(AckMessages("g", "a", joined["generation"], (("t", 0, 0, 20),)))
     desk.broker.pass_time(PERIOD_S)
     [group] = desk.stats()["groups"]
-    assert group["lag"] == 0
+    assert group["unsettled"] == 0
     assert group["messages_per_s"] > 0
+
+
+def test_what_failed_or_was_filtered_is_not_processed(desk: StatisticsBroker) -> None:
+    joined: Any = desk.client.call(
+        "consumer.join", group="g", member="a", instance="a", mode="concurrent", topics=["t"]
+    )
+    desk.send(20)
+    desk.broker.pass_time(2 * PERIOD_S)
+    generation = joined["generation"]
+    desk.client.ask(Opcode.FETCH, pack_fetch(Fetch(generation, 0, 1 << 20, 100, "g", "a")))
+    for offset in range(10):
+        desk.broker.do(NackMessage("g", "a", generation, "t", 0, offset, None, dead=True))
+    desk.broker.do(AckMessages("g", "a", generation, (), (("t", 0, 10, 20),)))
+    desk.broker.pass_time(PERIOD_S)
+    [group] = desk.stats()["groups"]
+    assert (group["unprocessed"], group["letters"], group["messages_per_s"]) == (10, 10, 0.0)
 
 
 def test_flushes_are_counted_by_how_long_they_took(desk: StatisticsBroker) -> None:

@@ -13,7 +13,7 @@ from txmq.broker.calls import topics
 from txmq.broker.delivery import fetch_service
 from txmq.broker.engine import turn_work
 from txmq.broker.requests import consumers
-from txmq.core.consumers import group_views, letter_stats
+from txmq.core.consumers import letter_stats, progress
 
 TURNS = 40
 SOAK_S = 600.0
@@ -34,7 +34,7 @@ def test_each_request_has_one_reply_where_each_step_is_a_turn(
     for name in ("TURN_S", "STEP_S"):
         monkeypatch.setattr(turn_work, name, 0.0)
     monkeypatch.setattr(topics, "ENDS_PER_STEP", 1)
-    monkeypatch.setattr(group_views, "PARTITIONS_PER_STEP", 1)
+    monkeypatch.setattr(progress, "PARTITIONS_PER_STEP", 1)
     monkeypatch.setattr(letter_stats, "CELLS_PER_STEP", 1)
     run = OperationsFuzzer(seed)
     assert run.run(TURNS) == ""

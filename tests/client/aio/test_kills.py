@@ -94,7 +94,7 @@ async def inbox(row, driver):
     async with client(plan["url"]) as one:
         async with await one.consumer(group, [plan["topic"]], session=1) as consumer:
             work = asyncio.create_task(consumer.run(apply, inbox=lambda: connect(driver)))
-            while not work.done() and (await one.call("group.show", group=group))["lag"]:
+            while not work.done() and (await one.call("group.show", group=group))["unsettled"]:
                 await asyncio.sleep(0.02)
             await consumer.close()
             await work
@@ -197,4 +197,4 @@ def test_a_consumer_that_dies_behind_its_commit_leaves_one_effect(world: World) 
 
 
 def lag(world: World, driver: str) -> int:
-    return int(world.client.call("group.show", group=f"{world.topic}-{driver}")["lag"])
+    return int(world.client.call("group.show", group=f"{world.topic}-{driver}")["unsettled"])

@@ -364,4 +364,4 @@ def test_a_consumer_s_rows_messages_and_acks_are_one_decision(world: World, own:
     )
     assert agreed(world) == {"o-1", "o-2", "o-3"}
     shown = world.client.call("group.show", group="django")
-    assert shown["lag"] == 0
+    assert shown["unsettled"] == 0

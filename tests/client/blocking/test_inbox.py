@@ -68,7 +68,7 @@ def test_each_message_takes_effect_and_is_acked(
     with consumer_of(client, group, topic) as consumer:
         drain(client, consumer, take_effect, inbox=connect, workers=3)
     assert effects(connect) == bodies
-    assert client.call("group.show", group=group)["lag"] == 0
+    assert client.call("group.show", group=group)["unsettled"] == 0
 
 
 def test_what_was_committed_but_never_acked_does_not_take_effect_again(
@@ -109,7 +109,9 @@ def test_effects_that_a_failover_behind_a_pooler_has_lost_come_again(
         running.start()
         try:
             wait_until(lambda: consumer.stats.acked == len(bodies) and looks, what="all effects")
-            wait_until(lambda: client.call("group.show", group=group)["lag"] == 0, what="all acks")
+            wait_until(
+                lambda: client.call("group.show", group=group)["unsettled"] == 0, what="all acks"
+            )
             with closing(connect()) as connection, connection, connection.cursor() as cursor:
                 cursor.execute(
                     "DELETE FROM effects; DELETE FROM txmq_inbox_recent; "

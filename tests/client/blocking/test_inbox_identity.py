@@ -143,7 +143,7 @@ def test_a_database_restored_to_before_the_first_row_gets_its_messages_again(
     execute(connect, RESTORED)
     consume()
     assert effects(connect) == ["a", "b", "c"]
-    assert client.call("group.show", group=group)["lag"] == 0
+    assert client.call("group.show", group=group)["unsettled"] == 0
 
 
 def test_a_database_restored_beside_an_idle_consumer_gets_its_messages_again(
@@ -155,7 +155,9 @@ def test_a_database_restored_beside_an_idle_consumer_gets_its_messages_again(
     with running(client, connect, group, topic):
         send(client, topic, "a", "b", "c")
         all_taken(connect, ["a", "b", "c"])
-        wait_until(lambda: client.call("group.show", group=group)["lag"] == 0, what="all acked")
+        wait_until(
+            lambda: client.call("group.show", group=group)["unsettled"] == 0, what="all acked"
+        )
         execute(
             connect,
             "DELETE FROM effects WHERE body = 'b';"

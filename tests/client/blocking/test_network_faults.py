@@ -262,10 +262,10 @@ def test_fault_18_a_consumer_in_a_black_hole_is_missed_and_its_messages_go_to_an
             "a death alone counts for none of what was lost with it"
         )
         other.ack(again)
-        wait_until(lambda: between.client.call("group.show", group=group)["lag"] == 0)
+        wait_until(lambda: between.client.call("group.show", group=group)["unsettled"] == 0)
     between.heal()
     lost.close()
-    assert between.client.call("group.show", group=group)["lag"] == 0
+    assert between.client.call("group.show", group=group)["unsettled"] == 0
 
 
 def test_fault_21_a_slow_narrow_network_that_loses_things_loses_no_message(

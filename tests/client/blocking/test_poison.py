@@ -35,7 +35,7 @@ while True:
                 if message is not None:
                     handle(message)
                     consumer.ack(message)
-                elif not client.call("group.show", group=topic)["positions"][0]["lag"]:
+                elif not client.call("group.show", group=topic)["positions"][0]["unsettled"]:
                     break
         os._exit(0)
     if not os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]):

@@ -377,7 +377,7 @@ def test_a_consumers_store_does_not_take_a_new_message_for_a_lost_one(
             run_until(
                 consumer,
                 handle,
-                lambda: len(handled) >= count and shown(client, group)["lag"] == 0,
+                lambda: len(handled) >= count and shown(client, group)["unsettled"] == 0,
             )
             return consumer.stats.stored
 

@@ -253,7 +253,7 @@ def test_an_ack_is_part_of_it(ledgers: Ledgers) -> None:
         tx.__exit__(None, None, None)
         tx.wait_published(PATIENCE_S)
     shown = ledgers.client.call("group.show", group=group)
-    assert sum(position["lag"] for position in shown["positions"]) == 0
+    assert sum(position["unsettled"] for position in shown["positions"]) == 0
 
 
 def test_a_second_broker_copies_the_decision(

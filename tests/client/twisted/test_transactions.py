@@ -68,7 +68,9 @@ def test_rows_messages_and_acks_are_one_decision(
         assert [receipt.offset for receipt in await tx.receipts()] == [0]
         await consumer.close()
         shown = await client.call("group.show", group=group)
-        assert [position["lag"] for position in shown["positions"] if position["lag"]] == []
+        assert [
+            position["unsettled"] for position in shown["positions"] if position["unsettled"]
+        ] == []
 
     in_reactor(story)
     assert world.orders() == world.messages() == {"o-1"}

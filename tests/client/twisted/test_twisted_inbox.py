@@ -87,7 +87,7 @@ def test_each_message_takes_effect_once_off_the_reactors_thread_and_is_acked(
         await TwistedFace(reactor).drain(client, consumer, handle, inbox=connect, workers=2)
         assert (consumer.stats.nacked, consumer.stats.acked) == (11, 12)
         shown = await client.call("group.show", group=consumer.group)
-        assert (shown["lag"], shown["letters"]) == (0, 0)
+        assert (shown["unsettled"], shown["letters"]) == (0, 0)
 
     in_reactor(story)
     assert effects(connect) == BODIES

@@ -36,6 +36,8 @@ def check(
     assert rows.keys() <= settled, f"in two places: {rows.keys() - settled}"
     gone = settled - (rows.keys() - abandoned)
     assert gone == ended, f"{group.name}: lost {gone - ended}, back from the dead {ended - gone}"
+    failed = Counter(message[:2] for message in rows.keys() - abandoned)
+    assert group.failed == failed, f"{group.name}: counts {group.failed}, not {failed}"
     check_leases(state, group)
     check_indexes(state, group, rows)
     check_stores(state, group, rows)

@@ -135,7 +135,7 @@ def test_what_a_filter_passed_over_is_settled_and_counted_for_itself() -> None:
         ((1, 0, 1, 3),)
     ]
     assert (world.group().filtered, world.group().expired) == (2, 0)
-    assert group_views.count_messages(world.state, world.group(), world.now)["lag"] == 1
+    assert group_views.count_messages(world.state, world.group(), world.now)["unsettled"] == 1
 
 
 def test_a_parked_message_that_is_filtered_lets_its_key_go_on() -> None:

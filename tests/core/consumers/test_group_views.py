@@ -47,7 +47,8 @@ def test_a_group_is_described_in_full(world: ConsumersWorld) -> None:
     assert not isinstance(shown, Rejected)
     json.dumps(shown)
     expected = {
-        "lag": 6,
+        "unprocessed": 10,
+        "unsettled": 6,
         "leased": 1,
         "retrying": 1,
         "parked": 2,
@@ -57,13 +58,14 @@ def test_a_group_is_described_in_full(world: ConsumersWorld) -> None:
     }
     assert {name: shown[name] for name in expected} == expected
     (first, second) = shown["positions"]
-    assert (first["lag_ms"], second["lag_ms"], shown["lag_ms"]) == (5_000, 5_000, 5_000)
+    assert (first["age_ms"], second["age_ms"], shown["age_ms"]) == (5_000, 5_000, 5_000)
     assert (first["floor"], first["cursor"], first["end"], first["leased_to"]) == (3, 7, 7, ["a"])
-    assert (second["lag"], second["owners"]) == (5, ["a"])
+    assert (first["unprocessed"], first["unsettled"]) == (5, 1)
+    assert (second["unprocessed"], second["unsettled"], second["owners"]) == (5, 5, ["a"])
     assert shown["member_list"][0]["assignment"] == [("t", 0), ("t", 1)]
     assert {fence["state"] for fence in shown["fence_list"]} == {"dead", "retrying"}
     told = group_views.list_groups(world.state, world.now + 7_000_000)
-    assert [(group["group"], group["lag_ms"]) for group in told] == [("g", 7_000)]
+    assert [(group["group"], group["age_ms"]) for group in told] == [("g", 7_000)]
 
 
 def test_a_heartbeat_returns_generation_and_assignment(world: ConsumersWorld) -> None:

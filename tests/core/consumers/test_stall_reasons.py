@@ -250,20 +250,6 @@ def test_only_failed_messages_may_be_left(world: ConsumersWorld) -> None:
     assert why(world) == "parked: parked behind failed messages of their keys: 1 (keys: 1)"
 
 
-def test_the_lag_in_time_is_that_of_the_oldest_unprocessed_message(world: ConsumersWorld) -> None:
-    oldest = world.now
-    world.now += SECOND
-    world.publish("t", 2)
-    group = world.group()
-    assert stall_reasons.oldest_waiting(world.state, group, TopicPartition(1, 0)) == oldest
-    world.fetch("a")
-    assert stall_reasons.oldest_waiting(world.state, group, TopicPartition(1, 0)) == oldest
-    world.ack("a", (0, 2))
-    assert stall_reasons.oldest_waiting(world.state, group, TopicPartition(1, 0)) == oldest + SECOND
-    world.ack("a", (2, 3))
-    assert stall_reasons.oldest_waiting(world.state, group, TopicPartition(1, 0)) is None
-
-
 def test_the_next_message_or_the_next_that_failed_may_be_damaged(world: ConsumersWorld) -> None:
     world.publish("t", 2)
     first, second = (t.BatchEntry._make(row) for _key, row in world.state.entries.range(b""))

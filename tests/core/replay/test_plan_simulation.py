@@ -178,6 +178,10 @@ class _Fenceless(FailureChanges):
     def processed(self, *_: Any) -> None: ...
 
 
+def what_a_plan_closes_stays_unprocessed(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(passed_letters, "_count_closed", lambda *_: None)
+
+
 def letters_leave_a_plan_that_keeps_them(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(failed_changes, "leave_plan", lambda *_: None)
 
@@ -203,6 +207,7 @@ def letters_leave_a_plan_that_keeps_them(patch: pytest.MonkeyPatch) -> None:
         a_letter_of_a_fenced_key_is_put_back,
         a_reset_tells_that_it_processed,
         what_is_processed_is_seen_again,
+        what_a_plan_closes_stays_unprocessed,
     ],
 )
 def test_a_planted_bug_of_plans_is_found(

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from txmq.core.consumers.resets import ResetPartition
 
 POSITIONS = 100  # of one group, on one page
-CHARTS = {"lag": "Lag", "letters": "Dead letters"}
+CHARTS = {"unprocessed": "Unprocessed", "letters": "Dead letters"}
 TIMES = {"lease_us", "session_us", "consume_timeout_us"}
 
 
@@ -24,7 +24,7 @@ async def groups(request: PageRequest) -> View:
 
 
 async def group(request: PageRequest) -> View:
-    """Show a group: members, positions with lag and reason, fenced keys, settings."""
+    """Show a group: members, positions with reasons, fenced keys, settings."""
     [name] = request.names
     shown = await request.ask("group.show", group=name)
     first = min(request.number("from", 0) or 0, len(shown["positions"]))
@@ -50,7 +50,11 @@ def _stuck_first(positions: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return positions, those first that have messages and do not move."""
     return sorted(
         positions,
-        key=lambda one: (not (one["reason"] and one["lag"]), one["topic"], one["partition"]),
+        key=lambda one: (
+            not (one["reason"] and one["unprocessed"]),
+            one["topic"],
+            one["partition"],
+        ),
     )
 
 

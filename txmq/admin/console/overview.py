@@ -13,7 +13,7 @@ CHARTS = (
     ("out_rate", "Processed", "rate"),
     ("bytes_rate", "Bytes in", "bytes"),
     ("flush_ms", "Slowest flush", "ms"),
-    ("lag", "Lag, all groups", "count"),
+    ("unprocessed", "Unprocessed, all groups", "count"),
     ("undecided", "Undecided", "count"),
     ("in_doubt", "In doubt", "count"),
     ("letters", "Dead letters", "count"),
@@ -33,6 +33,7 @@ PAGES_OF_ALARMS = {
     "transaction.conflict": ("transactions?state=conflicts", "Refused decisions"),
     "heuristic.mixed": ("transactions/xa?heuristic=yes", "Heuristic decisions"),
     **dict.fromkeys(("xa.orphan", "xa.needs_operator", "xa.lost_branch", "xa.unreachable"), XA),
+    "group.letters": ("letters", "Dead letters"),
     **dict.fromkeys(("plan.paused", "plan.waiting"), ("plans", "Replay plans")),
     **dict.fromkeys(
         ("resolver.unreachable", "resolver.blocked", "resolver.refused", "resolver.missing"),

@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Any
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from txmq.core.consumers import letter_stats
-from txmq.core.consumers.group_views import TopicLag, summarize, topic_lags
+from txmq.core.consumers import letter_stats, progress
+from txmq.core.consumers.group_views import summarize
 from txmq.core.consumers.head_of_line import OUTAGE, POISON, Window, window_of
+from txmq.core.consumers.progress import TopicProgress
 from txmq.core.state import visibility
 from txmq.model.units import SECOND
 
@@ -32,7 +33,8 @@ MAX_PAIRS = 2_000  # of group and topic, or of group and error
 MAX_WINDOWS = 2_000  # of partitions, that are looked at
 LETTERS_S = 30.0  # between two looks at letters and windows, which read tables
 GROUP_GAUGES = {
-    "lag": "Messages that are not settled",
+    "unprocessed": "Messages that are not processed: not settled, or failed",
+    "unsettled": "Messages that are not delivered, or in hand",
     "leased": "Messages leased to members",
     "retrying": "Failed messages that wait for a retry",
     "parked": "Messages parked behind the fence of their key",
@@ -63,7 +65,7 @@ class GroupMetrics(Collector):
         self._engine, self._paces = engine, paces
         self._messages: dict[str, int] = {}  # published, by topic
         self._views: list[dict[str, Any]] = []
-        self._lags: dict[str, dict[str, TopicLag]] = {}  # by group and topic
+        self._progress: dict[str, dict[str, TopicProgress]] = {}  # by group and topic
         self._letters: dict[tuple[str, str], int] = {}  # by group and type of error
         self._letters_at = 0
         self._heads: dict[str, Counter[str]] = {}  # by name of HEADS and group
@@ -72,14 +74,17 @@ class GroupMetrics(Collector):
         """Read what takes long."""
         self._messages = yield from self._published()
         views: list[dict[str, Any]] = []
-        lags: dict[str, dict[str, TopicLag]] = {}
+        found_topics: dict[str, dict[str, TopicProgress]] = {}
         groups = list(self._engine.state.groups.by_id.values())
         for group in groups:
             now = self._engine.now()
-            found = yield from topic_lags(self._engine.state, group, now)
+            found = yield from progress.by_topic(self._engine.state, group, now)
             views.append((yield from summarize(self._engine.state, group, now, found)))
-            _add_lags(lags.setdefault(_name(group.name), {}), found)
-        self._views, self._lags = sorted(views, key=lambda view: str(view["group"])), lags
+            topics = found_topics.setdefault(_name(group.name), {})
+            for one in found:
+                topics[one.topic] = one.plus(topics.get(one.topic, TopicProgress(one.topic)))
+        self._views = sorted(views, key=lambda view: str(view["group"]))
+        self._progress = found_topics
         if self._engine.now() - self._letters_at >= LETTERS_S * SECOND:
             self._letters = yield from self._letters_by_error(groups)
             self._heads = yield from self._heads_of(groups)
@@ -181,19 +186,34 @@ class GroupMetrics(Collector):
             for view in self._views:
                 values[_name(view["group"])] += view[field]
             yield _by_group(f"txmq_group_{field}", meaning, values)
-        ages, stored = dict[str, float](), dict[str, float]()
+        ages = dict[str, float]()
         for view in self._views:
-            name, since = _name(view["group"]), view["oldest_stored"]
-            ages[name] = max(ages.get(name, 0.0), view["lag_ms"] / 1_000)
-            if since is not None:
-                age = max(0, self._engine.now() - since) / SECOND
-                stored[name] = max(stored.get(name, 0.0), age)
-        yield _by_group("txmq_group_lag_seconds", "Age of the oldest unsettled message", ages)
+            name = _name(view["group"])
+            ages[name] = max(ages.get(name, 0.0), view["age_ms"] / 1_000)
+        yield _by_group(
+            "txmq_group_unprocessed_seconds",
+            "Age of the oldest message that is not processed",
+            ages,
+        )
         yield _by_group(
             "txmq_group_oldest_stored_seconds",
             "Time since the first failure of a message in a local store of a consumer",
-            stored,
+            self._ages("oldest_stored"),
         )
+        yield _by_group(
+            "txmq_group_oldest_fence_seconds",
+            "Time for which a key has been standing",
+            self._ages("oldest_fence"),
+        )
+
+    def _ages(self, field: str) -> dict[str, float]:
+        """Return the seconds since a time of the views, of groups that have it."""
+        now, ages = self._engine.now(), dict[str, float]()
+        for view in self._views:
+            if view[field] is not None:
+                name, age = _name(view["group"]), max(0, now - view[field]) / SECOND
+                ages[name] = max(ages.get(name, 0.0), age)
+        return ages
 
     def _sent_bytes(self) -> Metric:
         sent = Counter[str]()
@@ -211,21 +231,25 @@ class GroupMetrics(Collector):
     def _consumer_groups(self) -> Iterator[Metric]:
         labels = ("consumergroup", "topic")
         lag = GaugeMetricFamily(
-            "txmq_consumergroup_lag", "Messages that are not settled", labels=labels
+            "txmq_consumergroup_lag", "Messages that are not processed", labels=labels
         )
         age = GaugeMetricFamily(
-            "txmq_consumergroup_lag_seconds", "Age of the oldest unsettled message", labels=labels
+            "txmq_consumergroup_lag_seconds",
+            "Age of the oldest message that is not processed",
+            labels=labels,
         )
         done = CounterMetricFamily(
             "txmq_consumergroup_messages",
-            "Messages settled: processed, failed or passed over; a reset lowers it",
+            "Messages processed, passed over or abandoned; a reset lowers it",
             labels=labels,
         )
-        pairs = ((group, one) for group, topics in self._lags.items() for one in topics.values())
+        pairs = (
+            (group, one) for group, topics in self._progress.items() for one in topics.values()
+        )
         for group, one in islice(pairs, MAX_PAIRS):
-            lag.add_metric((group, one.topic), one.lag)
-            age.add_metric((group, one.topic), one.lag_ms / 1_000)
-            done.add_metric((group, one.topic), one.settled)
+            lag.add_metric((group, one.topic), one.unprocessed)
+            age.add_metric((group, one.topic), one.age_ms / 1_000)
+            done.add_metric((group, one.topic), one.processed)
         yield from (lag, age, done)
 
 
@@ -241,21 +265,6 @@ def _add_window(found: dict[str, Counter[str]], group: str, window: Window) -> N
 def _name(group: str) -> str:
     """Return the name of a group, or that of the group whose broadcast member it is."""
     return group.partition("@")[0]
-
-
-def _add_lags(topics: dict[str, TopicLag], found: Iterable[TopicLag]) -> None:
-    for one in found:
-        old = topics.get(one.topic)
-        topics[one.topic] = (
-            one
-            if old is None
-            else TopicLag(
-                one.topic,
-                old.lag + one.lag,
-                max(old.lag_ms, one.lag_ms),
-                old.settled + one.settled,
-            )
-        )
 
 
 def _by_group(name: str, meaning: str, values: dict[str, float] | Counter[str]) -> Metric:

@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from txmq.core.consumers.group_views import partition_lag
+from txmq.core.consumers import progress
 from txmq.core.state import visibility
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ class _Rows(Collector):
             labels=labels,
         )
         lag = GaugeMetricFamily(
-            "txmq_consumergroup_partition_lag", "Messages that are not settled", labels=labels
+            "txmq_consumergroup_partition_lag", "Messages that are not processed", labels=labels
         )
         for place in self.groups:
             names = (place.group, place.topic, str(place.partition))
@@ -124,7 +124,7 @@ def _groups(state: State, topic: str | None, group: str | None, rows: _Rows) -> 
                 return
             name = state.topics_by_id[tp[0]].name
             if topic in (None, name) and not state.topics_by_id[tp[0]].deleted:
-                lag = partition_lag(state, tp, position)
+                lag = progress.counts(state, one, tp).unprocessed
                 rows.groups.append(GroupPartitionRow(one.name, name, tp[1], position.floor, lag))
             if number % PARTITIONS_PER_STEP == PARTITIONS_PER_STEP - 1:
                 yield

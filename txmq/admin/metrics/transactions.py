@@ -155,8 +155,12 @@ class TransactionGauges(Collector):
         yield seen
 
     def _alarms_raised(self) -> Iterator[Metric]:
-        raised = {alarm.name for alarm in self._alarms.raised()}
-        gauge = GaugeMetricFamily("txmq_alarm", "1 while the alarm is raised", labels=("name",))
-        for name in (*(rule.name for rule in ALARM_RULES), *REPORTED_NAMES):
-            gauge.add_metric((name,), int(name in raised))
+        raised = {(alarm.name, alarm.severity) for alarm in self._alarms.raised()}
+        usual = {(rule.name, rule.severity) for rule in ALARM_RULES}
+        reported = {(name, "critical") for name in REPORTED_NAMES}
+        gauge = GaugeMetricFamily(
+            "txmq_alarm", "1 while the alarm is raised", labels=("name", "severity")
+        )
+        for one in sorted(raised | usual | reported):
+            gauge.add_metric(one, int(one in raised))
         yield gauge

@@ -350,6 +350,7 @@ CALLS: dict[str, CallNeeds] = {
     "broker.settings": _always(*SHOW_CLUSTER),
     "clock.show": _always(*SHOW_CLUSTER),
     "clock.confirm": _always(*OPERATE_CLUSTER),
+    "alarms.test": _always(*OPERATE_CLUSTER),
     "alarms.report": _always(Need("report", "cluster")),
     "user.me": _always(),
     **dict.fromkeys(

@@ -5,7 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 from uuid import UUID
 
+from txmq.broker.monitoring.alarm import Alarm
+from txmq.core.events.outcome import Rejected
 from txmq.core.state import restores
+from txmq.errors import BadRequest
 from txmq.model.own_topics import is_own
 
 if TYPE_CHECKING:
@@ -18,6 +21,13 @@ if TYPE_CHECKING:
     from txmq.config.broker import SettingsFile
     from txmq.wire.calls.alarms import AlarmsReport
     from txmq.wire.calls.arguments import NoArgs, SeriesArgs, StatsArgs
+
+
+NO_RECEIVER = Rejected(
+    BadRequest,
+    "nobody is told of alarms",
+    "name a receiver in the broker's settings: [[alarms.webhook]] or [[alarms.mail]]",
+)
 
 
 class BrokerCalls:
@@ -36,6 +46,7 @@ class BrokerCalls:
         self.handlers: dict[str, Handler] = {
             "broker.show": self.show,
             "broker.alarms": self.alarms,
+            "alarms.test": self.test_alarms,
             "broker.stats": self.stats,
             "broker.series": self.series,
             "alarms.report": self.report,
@@ -72,6 +83,16 @@ class BrokerCalls:
         """
         del args
         call.answer({"alarms": [alarm._asdict() for alarm in self._alarms.raised()]})
+
+    def test_alarms(self, call: CallContext, args: NoArgs) -> None:
+        """Tell all receivers of an alarm that is none, and answer when they had it."""
+        del args
+        by = f" by {call.user}" if call.user else ""
+        alarm = Alarm(
+            "alarms.test", "critical", self._engine.now(), f"a test{by}", "nothing is to be done"
+        )
+        told = self._alarms.delivery.test(alarm)
+        told.addCallback(lambda found: call.answer({"receivers": found} if found else NO_RECEIVER))
 
     def report(self, call: CallContext, args: AlarmsReport) -> None:
         call.answer(self._alarms.reported.report(args, call.user) or {})

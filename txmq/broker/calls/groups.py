@@ -186,4 +186,5 @@ def requested_settings(args: wire.GroupSettingsArgs) -> core.RequestedSettings:
         keep_until_exported=getattr(args, "keep_until_exported", None),  # an operator's only
         messages_per_s=getattr(args, "messages_per_s", None),
         cold_bytes_per_s=getattr(args, "cold_bytes_per_s", None),
+        alarm_severity=getattr(args, "alarm_severity", None),
     )

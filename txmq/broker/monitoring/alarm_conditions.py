@@ -12,7 +12,6 @@ from txmq.broker.data_directory.retention_service import TRANSACTIONS
 from txmq.broker.monitoring.liveness import SILENT_S
 from txmq.broker.reactor.steady_clock import BELIEVED_US
 from txmq.core.consumers.key_fences import is_stopped
-from txmq.core.state import local_stores
 from txmq.core.state.plans import PlanState
 from txmq.core.transactions import indexes
 from txmq.core.transactions.indexes import ListKind
@@ -21,14 +20,13 @@ from txmq.core.transactions.queries import recorded_conflicts
 from txmq.model.units import SECOND
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from txmq.broker.background.clock_service import ClockStatus
     from txmq.broker.checkback.resolvers import ResolverStatus
     from txmq.broker.engine.disk_space import Disk
     from txmq.broker.engine.faults import Faults
     from txmq.config.broker import AlarmSettings as Limits
-    from txmq.core.state.consumer_groups import ConsumerGroup, ConsumerStore
     from txmq.core.state.plans import Plan
     from txmq.core.state.state import State
     from txmq.store.log.decoder import Damage
@@ -60,6 +58,7 @@ class Conditions(NamedTuple):
     silent_s: float  # that the oldest pending reply has waited
     behind_s: float  # that sends have been waiting for the disk
     filters: Mapping[str, Mapping[str, str]]  # of members, by group
+    undelivered: Mapping[str, str]  # why receivers of alarms do not get them, by name
 
     def older_than(self, since: int, seconds: float) -> bool:
         """Return whether `since` is more than `seconds` ago; 0 = never."""
@@ -70,10 +69,13 @@ class Conditions(NamedTuple):
 
 
 class Raised(NamedTuple):
-    """Text of an alarm, and what it is about, as in the audit: "group:billing"."""
+    """Text of an alarm, and what it is about, as in the audit: "group:billing".
+    `severity` "" = that of the rule.
+    """
 
     text: str
     about: str
+    severity: str = ""
 
 
 def broker_fault(seen: Conditions) -> str:
@@ -308,81 +310,8 @@ def group_filters_differ(seen: Conditions) -> str | Raised:
     return ""
 
 
-def fence_old(seen: Conditions) -> str | Raised:
-    groups = (group for group in seen.state.groups.by_id.values() if group.fences)
-    oldest = min(
-        ((fence.since, group.name) for group in groups for fence in group.oldest_fences()),
-        default=None,
-    )
-    if oldest is None or not seen.older_than(oldest[0], seen.limits.fence_s):
-        return ""
-    return Raised(
-        f"a key of group {oldest[1]} has been waiting for {seen.age(oldest[0])}, "
-        "and its later messages with it",
-        f"group:{oldest[1]}",
-    )
-
-
-def store_no_owner(seen: Conditions) -> str | Raised:
-    lost = [
-        (store.lost_at, group, store_id)
-        for group, store_id, store in _stores(seen)
-        if not group.has_owner(store) and not store.adopted
-    ]
-    if not lost:
-        return ""
-    since, group, store_id = min(lost, key=lambda item: item[0])
-    if not seen.older_than(since, seen.limits.store_owner_s):
-        return ""
-    store = group.stores[store_id]
-    last = f"{store.member or 'nobody'}{f' on {store.host}' if store.host else ''}"
-    return Raised(
-        f"local stores without an owner: {len(lost)}, as {store_id.hex()} of group {group.name} "
-        f"for {seen.age(since)}: {store.messages} messages, last reported by {last}",
-        f"group:{group.name}",
-    )
-
-
-def store_old(seen: Conditions) -> str | Raised:
-    ages = (
-        (local_stores.oldest(seen.state, group, store_id) or seen.now, group.name, store_id)
-        for group, store_id, _store in _stores(seen)
-    )
-    since, name, store_id = min(ages, default=(0, "", b""))
-    if not seen.older_than(since, seen.limits.store_s):
-        return ""
-    return Raised(
-        f"a message has been failing in local store {store_id.hex()} of group {name} "
-        f"for {seen.age(since)}",
-        f"group:{name}",
-    )
-
-
-def _stores(seen: Conditions) -> Iterator[tuple[ConsumerGroup, bytes, ConsumerStore]]:
-    """Yield the local stores of consumers that have messages."""
-    for group in seen.state.groups.by_id.values():
-        for store_id, store in local_stores.with_messages(group) if group.stores else ():
-            yield group, store_id, store
-
-
-def group_guarded(seen: Conditions) -> str | Raised:
-    found = [
-        (group.breaker, group)
-        for group in seen.state.groups.by_id.values()
-        if group.breaker is not None
-    ]
-    if not found:
-        return ""
-    breaker, group = min(found, key=lambda item: item[0].since)
-    error = f"{breaker.error_type or 'no type'}, fingerprint {breaker.fingerprint}"
-    gone = group.unreachable
-    lost = f"; {gone} messages cannot be probes, in local stores without an owner" if gone else ""
-    return Raised(
-        f"groups whose circuit breaker is open: {len(found)}, as {group.name} "
-        f"for {seen.age(breaker.since)}: "
-        f"many keys failed alike ({error}); {breaker.probes} probes failed{lost}",
-        f"group:{group.name}",
-    )
+def alarms_undelivered(seen: Conditions) -> str:
+    return "; ".join(f"receiver {name} {why}" for name, why in sorted(seen.undelivered.items()))
 
 
 def plan_paused(seen: Conditions) -> str | Raised:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from txmq.broker.monitoring import alarm_conditions as conditions
+from txmq.broker.monitoring import group_conditions
+from txmq.broker.monitoring.group_conditions import each_group
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -13,11 +15,13 @@ if TYPE_CHECKING:
 
 
 class AlarmRule(NamedTuple):
-    """A condition: `check` returns the alarm's text while it holds, else ""."""
+    """A condition: `check` returns the alarm's text while it holds, else "", or one for
+    each group that has it.
+    """
 
     name: str
     severity: str
-    check: Callable[[Conditions], str | Raised]
+    check: Callable[[Conditions], str | Raised | list[Raised]]
     action: str
 
 
@@ -183,7 +187,7 @@ ALARM_RULES = (
     AlarmRule(
         "group.guarded",
         "critical",
-        conditions.group_guarded,
+        each_group(group_conditions.guarded),
         "mend what the handlers need: the group goes on once a message succeeds; if all that "
         "failed is in a lost local store: txmq recover adopt GROUP STORE; or txmq group resume "
         "GROUP",
@@ -191,13 +195,13 @@ ALARM_RULES = (
     AlarmRule(
         "store.no_owner",
         "critical",
-        conditions.store_no_owner,
+        each_group(group_conditions.lost_store),
         "start the consumer again with its disk; if that is lost: txmq recover adopt GROUP STORE",
     ),
     AlarmRule(
         "store.old",
         "warning",
-        conditions.store_old,
+        each_group(group_conditions.old_store),
         "txmq recover show GROUP STORE says why it fails; then txmq recover retry, drop or adopt",
     ),
     AlarmRule(
@@ -215,10 +219,23 @@ ALARM_RULES = (
         "is settled for all; while a new version is deployed, wait for its end",
     ),
     AlarmRule(
+        "group.letters",
+        "warning",
+        each_group(group_conditions.letters),
+        "txmq dlq stats GROUP counts them, txmq group show GROUP names the keys; mend, then "
+        "replay, or abandon them",
+    ),
+    AlarmRule(
         "fence.old",
         "warning",
-        conditions.fence_old,
-        "txmq dlq list GROUP; replay or abandon the letter",
+        each_group(group_conditions.old_fence),
+        "txmq group show GROUP names the keys; mend, then replay or abandon their letters",
+    ),
+    AlarmRule(
+        "alarms.undelivered",
+        "warning",
+        conditions.alarms_undelivered,
+        "mend what its text names, then: txmq alarms test",
     ),
     AlarmRule(
         "plan.paused",

@@ -1,8 +1,9 @@
 """Alarms for operators: conditions that the broker checks every second, and reports of
 other processes.
 
-An alarm is raised while its condition holds; both ends are logged once. Nothing is kept
-over a restart: a condition that still holds raises its alarm again.
+An alarm is raised while its condition holds; both ends are logged once, and told to
+receivers. Nothing is kept over a restart: a condition that still holds raises its alarm
+again.
 """
 
 from __future__ import annotations
@@ -12,7 +13,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import structlog
 
+from txmq.broker.monitoring.alarm import Alarm
 from txmq.broker.monitoring.alarm_conditions import Conditions, Raised
+from txmq.broker.monitoring.alarm_delivery import AlarmDelivery
 from txmq.broker.monitoring.alarm_rules import ALARM_RULES, AlarmRule
 from txmq.core.events.outcome import Rejected
 from txmq.errors import Throttled
@@ -29,22 +32,12 @@ if TYPE_CHECKING:
     from txmq.broker.engine.engine import Engine
     from txmq.broker.reactor.held_sends import HeldSends
     from txmq.config.broker import AlarmSettings as Limits
+    from txmq.config.broker import SettingsFile
     from txmq.wire.calls.alarms import AlarmsReport
 
 LONGEST_US = HOUR  # for which a source may report
 log = structlog.get_logger()
 MAX_SOURCES = 100
-
-
-class Alarm(NamedTuple):
-    """An alarm that is raised, `since` microseconds of the epoch."""
-
-    name: str
-    severity: str  # "critical": something stands still or is wrong; "warning": it may become so
-    since: int
-    text: str
-    action: str
-    about: str = ""  # "group:NAME", "plan:NAME", "tx:TOKEN"
 
 
 class _SourceKey(NamedTuple):
@@ -88,7 +81,12 @@ class ReportedAlarms:
         who = f"{report.source} of user {user}" if user else report.source
         alarms = tuple(
             Alarm(
-                one.name, one.severity, since.get(one.name, now), f"{who}: {one.text}", one.action
+                one.name,
+                one.severity,
+                since.get(one.name, now),
+                f"{who}: {one.text}",
+                one.action,
+                f"source:{who}",
             )
             for one in report.alarms
         )
@@ -122,12 +120,14 @@ class ReportedAlarms:
 
 
 class AlarmService:
-    """Checks all rules. All methods belong to the reactor's thread."""
+    """Checks all rules, and has receivers told. All methods belong to the reactor's
+    thread.
+    """
 
     def __init__(
         self,
         engine: Engine,
-        limits: Limits,
+        settings: SettingsFile,
         resolvers: Resolvers,
         listeners: TransactionListeners,
         retention: RetentionService,
@@ -136,17 +136,23 @@ class AlarmService:
         members: MemberSessions,
     ) -> None:
         self._clock, self._sends, self._members = clock, sends, members
-        self._engine, self._limits, self._resolvers = engine, limits, resolvers
+        self._engine, self._limits, self._resolvers = engine, settings.alarms, resolvers
         self._listeners, self._retention = listeners, retention
-        self._raised: dict[str, Alarm] = {}
+        # by rule, and by what they are about where that is told apart
+        self._raised: dict[str, dict[str, Alarm]] = {}
         self.reported = ReportedAlarms(engine.now)
+        self.delivery = AlarmDelivery(settings.broker.name, settings.alarms, engine.now)
 
     def use(self, limits: Limits) -> None:
-        """Go by other limits, from the next tick on."""
+        """Go by other limits and receivers, from the next tick on."""
         self._limits = limits
+        self.delivery.use(limits)
 
     def tick(self) -> None:
-        """Timer: raise and clear alarms."""
+        """Timer: raise and clear alarms, and tell receivers."""
+        self.delivery.tell(self.raised())
+
+    def _judge_all(self) -> None:
         seen = self._conditions()
         for rule in ALARM_RULES:
             try:
@@ -160,9 +166,10 @@ class AlarmService:
         """Return the alarms that hold now: the critical ones first, and of these the
         oldest.
         """
-        self.tick()
+        self._judge_all()
+        own = (alarm for raised in self._raised.values() for alarm in raised.values())
         return sorted(
-            (*self._raised.values(), *self.reported.raised()),
+            (*own, *self.reported.raised()),
             key=lambda alarm: (alarm.severity, alarm.since),
         )
 
@@ -184,24 +191,33 @@ class AlarmService:
             engine.oldest_reply_s(),
             self._sends.waiting_s,
             self._members.filters(),
+            self.delivery.undelivered(),
         )
 
-    def _judge(self, rule: AlarmRule, found: str | Raised, now: int) -> None:
-        raised = self._raised.get(rule.name)
-        text, about = found if isinstance(found, Raised) else (found, "")
-        if text:
-            since = now if raised is None else raised.since
-            self._raised[rule.name] = Alarm(
-                rule.name, rule.severity, since, text, rule.action, about
+    def _judge(self, rule: AlarmRule, found: str | Raised | list[Raised], now: int) -> None:
+        before = self._raised.get(rule.name, {})
+        found = Raised(found, "") if isinstance(found, str) else found
+        several = found if isinstance(found, list) else [found]
+        # what is not told apart stays one alarm, whatever it is about by now
+        raised = {one.about if several is found else "": one for one in several if one.text}
+        self._raised[rule.name] = after = {
+            key: _alarm(rule, one, before[key].since if key in before else now)
+            for key, one in raised.items()
+        }
+        for key in after.keys() - before.keys():
+            log.error(
+                "alarm.raised",
+                alarm=rule.name,
+                severity=after[key].severity,
+                text=after[key].text,
+                action=after[key].action,
             )
-            if raised is None:
-                log.error(
-                    "alarm.raised",
-                    alarm=rule.name,
-                    severity=rule.severity,
-                    text=text,
-                    action=rule.action,
-                )
-        elif raised is not None:
-            del self._raised[rule.name]
-            log.info("alarm.cleared", alarm=rule.name, after_s=max(0, now - raised.since) // SECOND)
+        for key in before.keys() - after.keys():
+            seconds = max(0, now - before[key].since) // SECOND
+            log.info("alarm.cleared", alarm=rule.name, about=before[key].about, after_s=seconds)
+
+
+def _alarm(rule: AlarmRule, found: Raised, since: int) -> Alarm:
+    severity = found.severity or rule.severity
+    alarm = Alarm(rule.name, severity, since, found.text, rule.action, found.about)
+    return alarm._replace(action=rule.action.replace("GROUP", alarm.group or "GROUP"))

@@ -13,7 +13,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from txmq.broker.monitoring.series import SAMPLE_S, STEPS_S, SeriesStore, Span
-from txmq.core.consumers import group_views
+from txmq.core.consumers import group_views, progress
 from txmq.core.state.state import Topic
 from txmq.core.transactions.indexes import ListKind
 from txmq.model.own_topics import is_own
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 PERIOD_S = 5.0  # between two samples of a topic or group
 SAMPLES_PER_TICK = 2_000  # in one turn of the reactor: about 2 ms
 GROUPS_SERIES = 100  # groups with series of their own
-GROUP_SERIES = ("lag", "letters")
+GROUP_SERIES = ("unprocessed", "letters")
 
 
 @dataclass(slots=True)
@@ -71,7 +71,7 @@ class Statistics:
         self._topics: dict[int, Rate] = {}
         self._groups: dict[int, Rate] = {}
         self._log = Rate(clock.seconds(), (engine.store.end, engine.store.latencies.count))
-        self._lags: dict[int, int] = {}  # by group, at its last sample
+        self._unprocessed: dict[int, int] = {}  # by group, at its last sample
         self._store = SeriesStore()
         self._next_series = clock.seconds() + SAMPLE_S
         self._counted: tuple[float, dict[str, int]] = (0.0, {})
@@ -97,7 +97,8 @@ class Statistics:
         groups = state.groups.by_id
         if len(self._groups) > len(groups):
             self._groups = {key: rate for key, rate in self._groups.items() if key in groups}
-            self._lags = {key: lag for key, lag in self._lags.items() if key in groups}
+            left = self._unprocessed.items()
+            self._unprocessed = {key: number for key, number in left if key in groups}
         if len(self._topics) > len(state.topics):  # deleted ones stay in the state, by their ids
             live = {topic.topic_id for topic in state.topics.values()}
             self._topics = {key: rate for key, rate in self._topics.items() if key in live}
@@ -107,15 +108,10 @@ class Statistics:
         if isinstance(one, Topic):
             self._update(self._topics, one.topic_id, (sum(one.end_offsets), one.published_bytes))
         else:
-            done = sum(
-                position.floor + position.settled.total for position in one.positions.values()
-            )
+            sums = progress.sums(self._engine.state, one)
+            done = sums.processed - one.expired - one.filtered
             self._update(self._groups, one.group_id, (done, 0))
-            state = self._engine.state
-            self._lags[one.group_id] = sum(
-                group_views.partition_lag(state, tp, position)
-                for tp, position in one.positions.items()
-            )
+            self._unprocessed[one.group_id] = sums.unprocessed
 
     def _update(self, rates: dict[int, Rate], key: int, seen: tuple[int, int]) -> None:
         rate, now = rates.get(key), self._clock.seconds()
@@ -150,13 +146,13 @@ class Statistics:
             "undecided": state.undecided,
             "in_doubt": state.listed[ListKind.IN_DOUBT],
             "delayed": state.delayed_count,
-            "lag": sum(self._lags.values()),
+            "unprocessed": sum(self._unprocessed.values()),
             "letters": sum(group.letters for group in groups),
         }
         if count > 0:
             found["flush_ms"] = total_us / count / 1_000
         for group in nlargest(GROUPS_SERIES, groups, self._weight):
-            numbers = (self._lags.get(group.group_id, 0), group.letters)
+            numbers = (self._unprocessed.get(group.group_id, 0), group.letters)
             for name, number in zip(GROUP_SERIES, numbers, strict=True):
                 found[f"group:{group.name}:{name}"] = number
         return found
@@ -180,7 +176,7 @@ class Statistics:
         return {name: max(0, count - before[1][name]) / passed for name, count in counts.items()}
 
     def _weight(self, group: ConsumerGroup) -> float:
-        return self._rate(group) + self._lags.get(group.group_id, 0) + group.letters
+        return self._rate(group) + self._unprocessed.get(group.group_id, 0) + group.letters
 
     def series(self, names: Sequence[str], span: Span) -> dict[str, Any]:
         """Return the points of series by name, and the names of all."""

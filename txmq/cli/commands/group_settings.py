@@ -18,6 +18,15 @@ LIMITS = ("messages_per_s", "cold_bytes_per_s")
 CLASSES_HELP = "A class of errors, one of its base classes, or MODULE.*; can be repeated."
 
 
+class Severity(StrEnum):
+    """Severity of alarms about a group."""
+
+    DEFAULT = "default"
+    CRITICAL = "critical"
+    WARNING = "warning"
+    OFF = "off"
+
+
 class ExhaustedPolicy(StrEnum):
     """Fate of a message after its last retry.
 
@@ -162,6 +171,12 @@ def alter(  # noqa: PLR0913  # its options
             "cold_bytes_per_s=20MiB (of messages far behind the end of the log); 0 = no limit.",
         ),
     ] = None,
+    alarm_severity: Annotated[
+        Severity | None,
+        typer.Option(
+            help="Of alarms about its dead letters, standing keys and local stores; off: none."
+        ),
+    ] = None,
     operator: Operator,
     reason: Reason = "",
 ) -> None:
@@ -181,6 +196,8 @@ def alter(  # noqa: PLR0913  # its options
     later: dict[str, Any] = dict(parse_named_limit(text, LIMITS) for text in limits or ())
     if keep_until_exported is not None:
         later["keep_until_exported"] = keep_until_exported
+    if alarm_severity is not None:
+        later["alarm_severity"] = alarm_severity.value
     times, counts = (lease, session_s, consume_timeout), (max_parked, span, flood_keys)
     if not later and all(value is None for value in (policy, retry, *times, *counts)):
         raise typer.BadParameter("name a setting to change: see txmq group alter --help")

@@ -18,17 +18,19 @@ app = typer.Typer(
 )
 COLUMNS = (
     "group",
-    "mode",
+    "unprocessed",
+    "age_ms",
     "state",
+    "mode",
     "members",
-    "topics",
-    "lag",
-    "lag_ms",
+    "unsettled",
     "leased",
     "retrying",
     "at_consumers",
+    "parked",
     "fences",
     "letters",
+    "topics",
 )
 OneTopic = Annotated[str | None, typer.Argument(metavar="[TOPIC]", help="Only this topic.")]
 
@@ -41,7 +43,9 @@ def list_(session: CommandSession) -> None:
 
 @broker_command(app, "show", example="txmq group show billing")
 def show(session: CommandSession, group: Group) -> None:
-    """Show a consumer group: members, positions, lag, fenced keys."""
+    """Show a consumer group: what is unprocessed and why, members, positions, fenced
+    keys.
+    """
     reply = session.client.call("group.show", group=group)
     session.out.show(reply if session.out.as_json else readable_group(reply))
 

@@ -35,6 +35,7 @@ class RequestedSettings(NamedTuple):
     keep_until_exported: bool | None = None
     messages_per_s: int | None = None
     cold_bytes_per_s: int | None = None
+    alarm_severity: str | None = None
 
 
 class JoinGroup(NamedTuple):

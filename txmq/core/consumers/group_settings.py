@@ -14,7 +14,14 @@ from txmq.core.consumers.authorization import find_group
 from txmq.core.consumers.commands import AlterGroup, PauseGroup, RequestedSettings
 from txmq.core.events.consumers import GroupChanged, GroupPaused
 from txmq.core.events.outcome import Appliers, Deciders, Outcome, Rejected
-from txmq.core.state.consumer_groups import FIRST, LAST, MODES, ON_EXHAUSTED, GroupSettings
+from txmq.core.state.consumer_groups import (
+    FIRST,
+    LAST,
+    MODES,
+    ON_EXHAUSTED,
+    SEVERITIES,
+    GroupSettings,
+)
 from txmq.errors import BadRequest, UnknownTopic
 from txmq.model.units import DAY, HOUR, SECOND
 
@@ -74,6 +81,10 @@ def merge_settings(wanted: RequestedSettings, base: GroupSettings) -> GroupSetti
         (
             strategy in ("", *STRATEGIES),
             f"strategy {strategy!r} is unknown: choose {', '.join(STRATEGIES)}",
+        ),
+        (
+            settings.alarm_severity in SEVERITIES,
+            f"severity {settings.alarm_severity!r} is unknown: choose {', '.join(SEVERITIES)}",
         ),
     )
     invalid = next((message for valid, message in checks if not valid), None)

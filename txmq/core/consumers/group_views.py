@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from heapq import nlargest
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from txmq.core.consumers import head_of_line, stall_reasons, store_views
+from txmq.core.consumers import head_of_line, progress, stall_reasons, store_views
 from txmq.core.consumers.authorization import find_group, find_member
 from txmq.core.consumers.membership import identities
 from txmq.core.consumers.stall_reasons import StallContext
@@ -22,34 +20,22 @@ from txmq.errors import UnknownMember
 from txmq.store import tables as t
 
 if TYPE_CHECKING:
+    from txmq.core.consumers.progress import TopicProgress
     from txmq.core.state.consumer_groups import (
         ConsumerGroup,
         GroupMember,
         GroupSettings,
         KeyFence,
     )
-    from txmq.core.state.positions import GroupPosition
     from txmq.core.steps import Steps
     from txmq.model.topic_partition import TopicPartition
 
 MAX_FENCES_LISTED = 100
 MAX_STORES_LISTED = 100
-# Partitions of each group whose oldest message is read for a list of all groups.
-TIMED_PARTITIONS = 16
-PARTITIONS_PER_STEP = 64  # between two looks at the clock
-
-
-class TopicLag(NamedTuple):
-    """Progress of a group in a topic: what it has settled, and what it has not.
-
-    `lag_ms` is the age of the oldest message that is not processed and has not failed;
-    0 for topics none of whose partitions is among the `TIMED_PARTITIONS`.
-    """
-
-    topic: str
-    lag: int
-    lag_ms: int
-    settled: int
+COUNTED = (
+    "group", "members", "unprocessed", "age_ms", "unsettled", "leased", "retrying", "parked",
+    "letters",
+)  # fmt: skip
 
 
 class LogRow(NamedTuple):
@@ -69,64 +55,38 @@ def list_groups(state: State, now: int | None = None) -> list[dict[str, Any]]:
 
 def count_messages(state: State, group: ConsumerGroup, now: int) -> dict[str, Any]:
     """Return the numbers of a group."""
-    names = ("group", "members", "lag", "lag_ms", "leased", "retrying", "parked", "letters")
     summary = run_to_end(summarize(state, group, now))
-    return {name: summary[name] for name in names}
+    return {name: summary[name] for name in COUNTED}
 
 
 def summarize(
-    state: State, group: ConsumerGroup, now: int, topics: list[TopicLag] | None = None
+    state: State, group: ConsumerGroup, now: int, topics: list[TopicProgress] | None = None
 ) -> Steps[dict[str, Any]]:
-    """Describe a group in a list, in steps. The state may change between them.
-
-    `lag_ms` is the age of the oldest message that is not processed and has not failed.
-    Only the `TIMED_PARTITIONS` with the largest lag are read for it.
-    """
+    """Describe a group in a list, in steps. The state may change between them."""
     if topics is None:
-        topics = yield from topic_lags(state, group, now)
+        topics = yield from progress.by_topic(state, group, now)
     return {
         "group": group.name,
+        "unprocessed": sum(one.unprocessed for one in topics),
+        "age_ms": max((one.age_ms for one in topics), default=0),
+        "unsettled": sum(one.unsettled for one in topics),
         "mode": group.settings.mode,
         "state": _state(group),
         "generation": group.generation,
         "epoch": group.epoch,
         "members": len(group.members),
         "topics": sorted({one.topic for one in topics}),
-        "lag": sum(one.lag for one in topics),
-        "lag_ms": max((one.lag_ms for one in topics), default=0),
         "leased": sum(lease.remaining for lease in group.leases.values()),
         "retrying": sum(group.retrying.values()),
         "parked": sum(fence.parked for _topic, _key, fence in group.all_fences()),
         "fences": sum(map(len, group.fences.values())),
+        "oldest_fence": min((fence.since for fence in group.oldest_fences()), default=None),
         **_summarize_stores(state, group),
         "letters": group.letters,
         "floods": group.breaker_openings,
         "expired": group.expired,
         "filtered": group.filtered,
     }
-
-
-def topic_lags(state: State, group: ConsumerGroup, now: int) -> Steps[list[TopicLag]]:
-    """Return the lag of a group in each of its topics, in steps."""
-    lags: dict[TopicPartition, int] = {}
-    settled = Counter[int]()
-    for number, (tp, position) in enumerate(list(group.positions.items())):
-        lags[tp] = partition_lag(state, tp, position)
-        settled[tp[0]] += position.floor + position.settled.total
-        if number % PARTITIONS_PER_STEP == PARTITIONS_PER_STEP - 1:
-            yield
-    ages = Counter[int]()
-    for tp in nlargest(TIMED_PARTITIONS, lags, lags.__getitem__):
-        if tp in group.positions:
-            ages[tp[0]] = max(ages[tp[0]], _age_ms(state, group, tp, now))
-    yield
-    sums = Counter[int]()
-    for (topic_id, _number), lag in lags.items():
-        sums[topic_id] += lag
-    return [
-        TopicLag(state.topics_by_id[topic_id].name, lag, ages[topic_id], settled[topic_id])
-        for topic_id, lag in sums.items()
-    ]
 
 
 def _summarize_stores(state: State, group: ConsumerGroup) -> dict[str, Any]:
@@ -142,11 +102,6 @@ def _summarize_stores(state: State, group: ConsumerGroup) -> dict[str, Any]:
     }
 
 
-def _age_ms(state: State, group: ConsumerGroup, tp: TopicPartition, now: int) -> int:
-    oldest = stall_reasons.oldest_waiting(state, group, tp)
-    return 0 if oldest is None else max(0, now - oldest) // 1_000
-
-
 def _state(group: ConsumerGroup) -> str:
     if group.paused:
         return "paused"
@@ -159,23 +114,12 @@ def _state(group: ConsumerGroup) -> str:
     return "active" if group.members else "empty"
 
 
-def partition_lag(state: State, tp: TopicPartition, position: GroupPosition) -> int:
-    """Return the number of messages that are not processed and have not failed."""
-    topic = state.topics_by_id[tp[0]]
-    return (
-        0
-        if topic.deleted
-        else visibility.visible_end(state, *tp) - position.cursor + position.unsettled
-    )
-
-
 def describe_group(
     state: State, name: str, context: StallContext
 ) -> Steps[dict[str, Any] | Rejected]:
     """Describe a group in full, in steps.
 
-    `why` has the stall reason of each partition, "" if it has none. `lag_ms` is the age
-    of the oldest message that is not processed and has not failed.
+    `why` has the stall reason of each partition, "" if it has none.
     """
     group = find_group(state, name)
     if isinstance(group, Rejected):
@@ -194,7 +138,7 @@ def describe_group(
         "member_list": [
             _member(state, group, member, context) for member in group.members.values()
         ],
-        "lag_ms": max((position["lag_ms"] for position in positions), default=0),
+        "age_ms": max((position["age_ms"] for position in positions), default=0),
         "paused_topics": [
             state.topics_by_id[topic_id].name for topic_id in sorted(group.paused_topics)
         ],
@@ -237,7 +181,7 @@ def _position(
     position = group.positions[tp]
     reason = stall_reasons.stall_reason(state, group, tp, context)
     window = head_of_line.window_of(state, group, tp, context.now)
-    topic = state.topics_by_id[tp[0]]
+    topic, counts = state.topics_by_id[tp[0]], progress.counts(state, group, tp)
     holders = sorted({group.leases[held.value.lease].member for held in position.leased})
     owners = [member.name for member in group.members.values() if tp in member.partitions]
     return {
@@ -249,7 +193,9 @@ def _position(
         "floor": position.floor,
         "cursor": position.cursor,
         "end": visibility.visible_end(state, *tp, context.durable),
-        "lag": partition_lag(state, tp, position),
+        "unprocessed": counts.unprocessed,
+        "age_ms": progress.age_ms(state, group, tp, context.now),
+        "unsettled": counts.unsettled,
         "leased": position.leased.total,
         "leased_to": holders,
         "redeliver": position.redeliver.total,
@@ -258,7 +204,6 @@ def _position(
         "at_consumers": sum(store_views.at_consumers(state, group, *tp).values()),
         "owners": owners,
         "passed": _passed(state, group, tp),
-        "lag_ms": _age_ms(state, group, tp, context.now),
         "why": "" if reason is None else reason.text,
         "reason": "" if reason is None else reason.code,
         "window": window.size,

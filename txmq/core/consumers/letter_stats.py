@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from txmq.core.steps import Steps
 
 CELLS_PER_STEP = 64
+CELLS_READ = 16  # for an alarm, each second: of one group
 KEYS_PER_STEP = 512
 MAX_KINDS = 1_000  # of fingerprints, error types and topics that a reply names
 MAX_FINGERPRINTS = 100  # that a reply describes
@@ -195,6 +196,20 @@ def count(
             for fingerprint, note in letter_notes.notes_of(state, group)
         ],
     }
+
+
+def frequent_errors(state: State, group: ConsumerGroup, most: int) -> list[tuple[Error, int]]:
+    """Return the errors of most open letters, with their numbers, as far as the first
+    `CELLS_READ` cells tell.
+    """
+    counts = Counter[Error]()
+    some, _after = letter_cells.cells(
+        state.tables, group.group_id, LetterState.OPEN, b"", CELLS_READ
+    )
+    for found in some:
+        for cell in (Cell(*row) for row in found.cells):
+            counts[Error(cell.fingerprint, cell.error_type)] += cell.letters
+    return counts.most_common(most)
 
 
 def open_by_error(state: State, group: ConsumerGroup) -> Steps[dict[str, int]]:

@@ -105,24 +105,6 @@ def stall_reason(
     return next((StallReason(code, text) for code, text in texts if text), None)
 
 
-def oldest_waiting(state: State, group: ConsumerGroup, tp: TopicPartition) -> int | None:
-    """Return the storage time of the oldest unprocessed message that has not
-    failed.
-    """
-    position = group.positions[tp]
-    first_ranges = (
-        ranges.first() for ranges in (position.leased, position.redeliver, position.reserved)
-    )
-    offsets = [held.start for held in first_ranges if held is not None]
-    if position.cursor < visibility.visible_end(state, *tp):
-        offsets.append(position.cursor)
-    if not offsets:
-        return None
-    return next(
-        (entry.stored_at for _base, entry in topics.scan_entries(state, tp, min(offsets))), None
-    )
-
-
 def _deleted(check: StallCheck) -> str:
     return "the topic was deleted" if check.state.topics_by_id[check.tp[0]].deleted else ""
 

@@ -36,6 +36,7 @@ EpochSteps = tuple[tuple[int, int], ...]  # offset, epoch from there on; both ri
 CONCURRENT, ORDERED, BROADCAST = MODES = ("concurrent", "ordered", "broadcast")
 PARK, BLOCK, SKIP = ON_EXHAUSTED = ("park", "block", "skip")
 FIRST, LAST = "first", "last"
+DEFAULT, CRITICAL, WARNING, OFF = SEVERITIES = ("default", "critical", "warning", "off")
 
 
 class GroupSettings(NamedTuple):
@@ -63,6 +64,7 @@ class GroupSettings(NamedTuple):
     keep_until_exported: bool = False  # dead letters, whatever their retention
     messages_per_s: int = 0  # to all members together; 0 = no limit
     cold_bytes_per_s: int = 0  # of messages far behind the end of the log; 0 = no limit
+    alarm_severity: str = DEFAULT  # of alarms about its letters, keys and stores
 
     @property
     def policy(self) -> RetryPolicy:
@@ -287,6 +289,8 @@ class ConsumerGroup:
     leased_letters: dict[MessageRef, PlainLetter] = field(default_factory=dict, compare=False)
     # rows of table `retries`, and offsets of `put_back`
     retrying: Counter[TopicPartition] = field(default_factory=Counter)
+    # failed messages that are not processed: all but the abandoned ones
+    failed: Counter[TopicPartition] = field(default_factory=Counter)
     # letters that plans have put back, and that wait; follows from the tables
     put_back: dict[TopicPartition, PutBackQueue] = field(default_factory=dict, compare=False)
     # topic id: key hash: fence
@@ -377,6 +381,13 @@ class ConsumerGroup:
         """Return the fence of a key, if it has one. It holds in all partitions."""
         return None if key_hash is None else self.fences.get(topic_id, {}).get(key_hash)
 
+    def count_failed(self, topic_id: int, partition: int, change: int) -> None:
+        """Apply: a partition has more failed messages, or fewer."""
+        tp = TopicPartition(topic_id, partition)
+        self.failed[tp] += change
+        if not self.failed[tp]:
+            del self.failed[tp]
+
     def set_fence(self, topic_id: int, key_hash: int, fence: KeyFence | None) -> None:
         """Set the fence of a key, or remove it."""
         fences = self.fences.setdefault(topic_id, {})
@@ -429,6 +440,7 @@ class ConsumerGroup:
             tuple((store_id, *store.to_row()) for store_id, store in self.stores.items()),
             self.exported_letters,
             self.filtered,
+            tuple((*tp, rows) for tp, rows in self.failed.items()),
         )
 
     @classmethod
@@ -440,7 +452,7 @@ class ConsumerGroup:
         group.next_lease, group.next_letter, group.letters, members, leases, retrying, *rest = rest
         stops, breaker, group.breaker_openings, paused_topics, resets, *rest = rest
         group.deleted, group.expired, isolated, clone, epochs, *rest = rest
-        last_resets, stores, group.exported_letters, group.filtered = rest
+        last_resets, stores, group.exported_letters, group.filtered, failed = rest
         group.set_epochs(epochs)
         group.paused_topics = set(paused_topics)
         for member, instance, topics, since, partitions, static in members:
@@ -451,8 +463,7 @@ class ConsumerGroup:
             group.leased_rows.update(dict.fromkeys(lease.rows, number))
             if lease.deaths:
                 group.suspect_leases[lease.member] = number
-        for topic_id, partition, count in retrying:
-            group.retrying[TopicPartition(topic_id, partition)] = count
+        group.retrying, group.failed = _counts(retrying), _counts(failed)
         for topic_id, partition, offset, key_hash in stops:
             group.stops[TopicPartition(topic_id, partition)] = (offset, key_hash)
         for topic_id, partition, offset in resets:
@@ -466,3 +477,7 @@ class ConsumerGroup:
         if clone is not None:
             group.clone_progress = CloneProgress(clone[0], tuple(clone[1]))
         return group
+
+
+def _counts(rows: Any) -> Counter[TopicPartition]:  # noqa: ANN401  # rows are untyped
+    return Counter({TopicPartition(*tp): count for *tp, count in rows})

@@ -43,6 +43,7 @@ def put(state: State, group: ConsumerGroup, ref: MessageRef, row: FailedMessage)
     letter = letter_of(ref, row)
     if letter is not None:
         letter_index.add(state.tables, group.group_id, letter)
+    _count(state, group, ref, row, 1)
     if row.kind == FailedKind.RETRY:
         if ref not in group.leased_rows and not row.token:
             _index_retry(state, group, ref, row)
@@ -124,13 +125,13 @@ def drop(state: State, group: ConsumerGroup, ref: MessageRef) -> FailedMessage |
     if letter is not None:
         counted = letter if row is stored else letter_of(ref, row)
         letter_index.discard(state.tables, group.group_id, letter, counted)
+    _count(state, group, ref, row, -1)
     if group.unfinished_clones and row.kind in DELIVERABLE:
         keep_for_clones(state, group, ref)
     if row is not stored:
         state.letters.delete(t.LETTER_KEY.pack(group.group_id, row.number))
         if ref not in group.leased_rows:
             put_back_queues.discard(group, ref)
-        state.groups.dirty_groups.add(group.group_id)
     elif row.kind == FailedKind.RETRY:
         if ref not in group.leased_rows and not row.token:
             _unindex_retry(state, group, ref, row.due)
@@ -165,6 +166,14 @@ def remove(
     if row is not None and row.copies:
         letter_copies.forget(state, (group.group_id, *ref))
     return row
+
+
+def _count(
+    state: State, group: ConsumerGroup, ref: MessageRef, row: FailedMessage, change: int
+) -> None:
+    if row.kind != FailedKind.ABANDONED:
+        group.count_failed(ref[0], ref[1], change)
+    state.groups.dirty_groups.add(group.group_id)
 
 
 def _at_store(row: FailedMessage) -> StoredMessage:

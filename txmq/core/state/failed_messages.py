@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 # lost consumers after which a message goes out alone (`core/consumers/poison.py`)
 ISOLATED_AFTER = 3
+MAX_CLOSED_READ = 1_000  # abandoned letters of a partition, before its first other row
 
 
 class Standing(Enum):
@@ -123,6 +124,17 @@ def _found(
         row = seen(state, group, ref, FailedMessage(*fields))
         if row is not None:
             yield ref, row
+
+
+def first_unprocessed(
+    state: State, group: ConsumerGroup, tp: TopicPartition
+) -> FailedMessage | None:
+    """Return the first failed message of a partition that is not abandoned; None =
+    there is none, or `MAX_CLOSED_READ` abandoned ones come before it.
+    """
+    low, high = (t.FAILED_KEY.pack(group.group_id, *tp, offset) for offset in (0, t.SIGN))
+    rows = _found(state, group, islice(state.failed_messages.range(low, high), MAX_CLOSED_READ))
+    return next((row for _ref, row in rows if row.kind != FailedKind.ABANDONED), None)
 
 
 def last_rows_before(

@@ -62,7 +62,7 @@ def abandon(
 ) -> None:
     """Apply: a plan's cursor has abandoned these letters, which it holds."""
     cells: CellChanges = {}
-    count = exported = 0
+    passed, exported = Counter[tuple[int, int]](), 0
     for ref in letters:
         row = _held(state, group, ref, plan_id)
         if row is None:
@@ -70,11 +70,18 @@ def abandon(
         error = letter_cells.error_of(row.error_type, row.fingerprint)
         cell = (ref[0], error, letter_cells.slot_at(row.died_at))
         letter_cells.add_to_cell(cells, cell, row.died_at, row.replays)
-        count += 1
+        passed[ref[:2]] += 1
         exported += row.exported > 0
     letter_cells.move_cells(state.tables, group.group_id, LetterState.ABANDONED, cells)
-    group.letters -= count
+    group.letters -= passed.total()
+    _count_closed(state, group, passed)
     group.exported_letters -= exported
+
+
+def _count_closed(state: State, group: ConsumerGroup, closed: Counter[tuple[int, int]]) -> None:
+    """Apply: failed messages are abandoned or processed; their rows change later."""
+    for (topic_id, partition), count in closed.items():
+        group.count_failed(topic_id, partition, -count)
     state.groups.dirty_groups.add(group.group_id)
 
 
@@ -151,6 +158,7 @@ def remove_processed(
         cells[cell] = cells.get(cell, 0) + 1
     for plan, letters in done.items():
         plan_letters.processed(state, plan, letters)
+        _count_closed(state, group, Counter(ref[:2] for ref in letters))
     letter_cells.count_processed(state.tables, group.group_id, cells)
     return others
 

@@ -191,6 +191,8 @@ class GroupAlter(OperatorArgs, GroupSettingsArgs):
     keep_until_exported: bool | None = None
     messages_per_s: Annotated[int, Field(ge=0, le=1_000_000_000)] | None = None
     cold_bytes_per_s: Annotated[int, Field(ge=0, le=1_000_000_000_000)] | None = None
+    # of alarms about its letters, keys and stores
+    alarm_severity: Literal["default", "critical", "warning", "off"] | None = None
 
 
 class InboxArgs(GroupArgs):

@@ -151,6 +151,7 @@ CALLS: dict[str, type[Args]] = {
     "broker.settings": NoArgs,
     "clock.show": NoArgs,
     "clock.confirm": ClockConfirm,
+    "alarms.test": NoArgs,
     "alarms.report": AlarmsReport,
     "user.me": NoArgs,
     "user.set": users.UserSetArgs,

@@ -1,0 +1,168 @@
+"""Notices about alarms: what a receiver is sent, in its form, and the sending.
+
+`send` blocks, and runs in a thread.
+"""
+
+from __future__ import annotations
+
+import json
+import smtplib
+import ssl
+from datetime import UTC, datetime, timedelta
+from email.message import EmailMessage
+from typing import TYPE_CHECKING, Any, NamedTuple
+from urllib.request import HTTPRedirectHandler, Request, build_opener
+
+from txmq.config.broker import MailSettings, WebhookSettings
+from txmq.model.units import SECOND
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from txmq.broker.monitoring.alarm import Alarm
+
+TIMEOUT_S = 5.0  # of each step of a receiver
+MAX_TOLD = 20  # alarms that a text names
+MAX_SUMMARY = 1_024  # characters, of PagerDuty
+MAX_DEDUP = 255
+
+
+class Notice(NamedTuple):
+    """Alarms that are raised, and others that have ended, at a time (µs). The receiver
+    is told of the raised ones again before `repeat_s` have passed.
+    """
+
+    broker: str
+    at: int
+    repeat_s: float
+    raised: tuple[Alarm, ...]
+    resolved: tuple[Alarm, ...]
+
+
+def send(receiver: WebhookSettings | MailSettings, notice: Notice) -> None:
+    """Send a notice to a receiver. Raises OSError and SMTPException."""
+    if isinstance(receiver, MailSettings):
+        _mail(receiver, notice)
+        return
+    headers = {"Content-Type": "application/json"}
+    if receiver.key is not None and receiver.form != "pagerduty":
+        headers["Authorization"] = f"Bearer {receiver.key}"
+    opener = build_opener(_Refused)
+    for body in bodies(receiver, notice):
+        request = Request(receiver.url, json.dumps(body).encode(), headers)  # noqa: S310  # http, as checked
+        with opener.open(request, timeout=TIMEOUT_S):
+            pass
+
+
+class _Refused(HTTPRedirectHandler):
+    """Takes no redirection for an answer: it would be followed without the body."""
+
+    def redirect_request(self, *_args: object) -> None:
+        return None
+
+
+def bodies(receiver: WebhookSettings, notice: Notice) -> Iterator[Any]:
+    """Yield what a webhook is sent, in JSON values."""
+    return FORMS[receiver.form](receiver, notice)
+
+
+def _as_json(receiver: WebhookSettings, notice: Notice) -> Iterator[Any]:
+    del receiver
+    yield {
+        "broker": notice.broker,
+        "at": notice.at,
+        "raised": [alarm._asdict() for alarm in notice.raised],
+        "resolved": [alarm._asdict() for alarm in notice.resolved],
+    }
+
+
+def _for_slack(receiver: WebhookSettings, notice: Notice) -> Iterator[Any]:
+    del receiver
+    text = "\n".join((f"{subject(notice)}:", *lines(notice)))
+    yield {"text": text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")}
+
+
+def _for_pagerduty(receiver: WebhookSettings, notice: Notice) -> Iterator[Any]:
+    for action, alarms in (("trigger", notice.raised), ("resolve", notice.resolved)):
+        for alarm in alarms:
+            yield {
+                "routing_key": receiver.key,
+                "event_action": action,
+                "dedup_key": f"{notice.broker}/{alarm.key}"[:MAX_DEDUP],
+                "payload": {
+                    "summary": f"{alarm.name}: {alarm.text}"[:MAX_SUMMARY],
+                    "source": notice.broker,
+                    "severity": alarm.severity,
+                    "component": alarm.about,
+                    "custom_details": {"action": alarm.action, "since": _moment(alarm.since)},
+                },
+            }
+
+
+def _for_alertmanager(receiver: WebhookSettings, notice: Notice) -> Iterator[Any]:
+    """Yield the body of its API v2. It ends an alarm by itself that is not repeated."""
+    del receiver
+    until = notice.at + round(4 * notice.repeat_s * SECOND)
+    yield [
+        {
+            "labels": {
+                "alertname": alarm.name,
+                "severity": alarm.severity,
+                "broker": notice.broker,
+                "group": alarm.group,
+            },
+            "annotations": {"summary": alarm.text, "action": alarm.action},
+            "startsAt": _moment(alarm.since),
+            "endsAt": _moment(end),
+        }
+        for alarms, end in ((notice.raised, until), (notice.resolved, notice.at))
+        for alarm in alarms
+    ]
+
+
+FORMS: dict[str, Callable[[WebhookSettings, Notice], Iterator[Any]]] = {
+    "json": _as_json,
+    "slack": _for_slack,
+    "pagerduty": _for_pagerduty,
+    "alertmanager": _for_alertmanager,
+}
+
+
+def subject(notice: Notice) -> str:
+    """Return a notice in a line."""
+    counts = ((len(notice.raised), "raised"), (len(notice.resolved), "resolved"))
+    return f"txmq {notice.broker}: " + ", ".join(f"{n} {what}" for n, what in counts if n)
+
+
+def lines(notice: Notice) -> Iterator[str]:
+    """Yield a notice as lines for people."""
+    for alarm in notice.raised[:MAX_TOLD]:
+        yield f"{alarm.severity} {alarm.name}, since {_moment(alarm.since)}: {alarm.text}"
+        yield f"  -> {alarm.action}"
+    for alarm in notice.resolved[:MAX_TOLD]:
+        yield f"resolved {alarm.name} {alarm.about}".rstrip()
+    if max(len(notice.raised), len(notice.resolved)) > MAX_TOLD:
+        yield "and more: txmq alarms"
+
+
+def _moment(micros: int) -> str:
+    at = datetime.fromtimestamp(0, UTC) + timedelta(microseconds=micros)
+    return at.isoformat(timespec="seconds")
+
+
+def _mail(receiver: MailSettings, notice: Notice) -> None:
+    message = EmailMessage()
+    message["Subject"] = subject(notice)
+    message["From"], message["To"] = receiver.sender, ", ".join(receiver.to)
+    message.set_content("\n".join(lines(notice)) + "\n")
+    secure = ssl.create_default_context()
+    with (
+        smtplib.SMTP_SSL(receiver.host, receiver.port, timeout=TIMEOUT_S, context=secure)
+        if receiver.encryption == "tls"
+        else smtplib.SMTP(receiver.host, receiver.port, timeout=TIMEOUT_S)
+    ) as server:
+        if receiver.encryption == "starttls":
+            server.starttls(context=secure)
+        if receiver.user is not None:
+            server.login(receiver.user, receiver.password or "")
+        server.send_message(message)
