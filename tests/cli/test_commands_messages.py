@@ -165,9 +165,13 @@ def test_a_filter_selects_letters(
 def test_statistics_show_errors_in_one_table(client: ScriptedClient) -> None:
     row = {"fingerprint": "f\x1b[2J", "error_type": "<b>E", "letters": 2, "note": "a\nb\u202e"}
     counted = {"counted": 2, "by_fingerprint": {"f": 2}, "fingerprints": [row]}
+    counted["top_keys"] = [
+        {"key": "k7", "key_hash": 7, "letters": 2}, {"key": None, "key_hash": 8, "letters": 1},
+    ]  # fmt: skip
     client.replies = [dict(counted), dict(counted)]
     shown = run("dlq", "stats", "billing").stdout
     assert "by_fingerprint" not in shown
+    assert [line.split() for line in shown.splitlines()[-2:]] == [["k7", "2"], ["hash", "8", "1"]]
     [line] = [line for line in shown.splitlines() if "<b>E" in line]
     assert "f\\x1b[2J" in line
     assert "a\\nb\\u202e" in line

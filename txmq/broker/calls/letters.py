@@ -272,11 +272,15 @@ class DeadLetterCalls:
             return selected
         group, judge = selected.group, selected.judge()
         chosen = core_selection(selected.args)
-        return (
-            yield from letter_stats.count(
-                self.state, group, chosen, self.now(), judge, count_keys=args.keys
-            )
+        counted = yield from letter_stats.count(
+            self.state, group, chosen, self.now(), judge, count_keys=args.keys
         )
+        for row in counted["top_keys"]:
+            place = (row.pop("topic"), row.pop("partition"), row.pop("offset"))
+            letter = letter_views.describe_letter(self.state, args.group, *place)
+            known = {} if isinstance(letter, Rejected) else self.fields_of(letter, bodies=False)
+            row["key"] = known.get("key")  # None = its letter is gone, or damaged
+        return counted
 
     def _views(self, letters: Sequence[LetterView], *, bodies: bool) -> Iterator[dict[str, Any]]:
         """Return the letters that can be shown. Without bodies, a damaged letter is

@@ -61,7 +61,7 @@ COLUMNS = (
     "body_base64",
 )
 # in the table `fingerprints`, or too long for a terminal
-ONLY_IN_JSON = ("by_fingerprint", "group", "keys", "most_of_one_key", "replayed")
+ONLY_IN_JSON = ("by_fingerprint", "group", "replayed")
 
 Body = Annotated[bool, typer.Option("--bodies", "--body", help="Include bodies of messages.")]
 Version = Annotated[
@@ -150,7 +150,7 @@ def show(
 def stats(
     session: CommandSession, group: Group, *, where: Where = None, select: Saved = None
 ) -> None:
-    """Count the dead letters of a group by error, topic and age.
+    """Count the dead letters of a group by error, topic, key and age.
 
     The columns 1h to older are the ages of the letters. Times are exact to a quarter of
     an hour.
@@ -158,7 +158,14 @@ def stats(
     counted = session.client.call("dlq.stats", group=group, **selection_args(group, where, select))
     if not session.out.as_json:
         counted = {name: value for name, value in counted.items() if name not in ONLY_IN_JSON}
+        counted["top_keys"] = [_named_key(row) for row in counted.get("top_keys", ())]
     session.out.show(counted)
+
+
+def _named_key(row: dict[str, Any]) -> dict[str, Any]:
+    """Return a key and its letters, or its hash where the key is not known."""
+    key = f"hash {row['key_hash']}" if row["key"] is None else row["key"]
+    return {"key": key, "letters": row["letters"]}
 
 
 @broker_command(app, "note", example="txmq dlq note billing 5f0c9a1b 'mended in 4.2'")
