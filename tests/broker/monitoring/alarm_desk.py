@@ -11,7 +11,7 @@ from txmq.config.broker import SettingsFile
 from txmq.core.transactions.decisions import DecideTransaction
 from txmq.model.message import Decision, Message
 from txmq.model.units import SECOND
-from txmq.wire.data_requests import Fetch, Opcode, pack_fetch
+from txmq.wire.data_requests import Ack, AckedRange, Fetch, Opcode, pack_ack, pack_fetch
 
 SETTINGS = SettingsFile.model_validate(
     {
@@ -75,7 +75,13 @@ class Handler:
         self.fetch()
 
     def fail(self, **how: Any) -> None:
-        self._client.call("consumer.nack", **self._known, topic="t", partition=0, offset=0, **how)
+        place = {"topic": "t", "partition": 0, "offset": 0} | how
+        self._client.call("consumer.nack", **self._known, **place)
+
+    def ack(self, offset: int) -> None:
+        acked = (AckedRange("t", 0, offset, offset + 1),)
+        ack = Ack(self._known["generation"], "billing", "m", acked)
+        assert self._client.ask(Opcode.ACK, pack_ack(ack)).status == 0
 
     def store(self, state: str = "stored") -> None:
         """Keep the message in a local store, or tell what became of it there."""

@@ -228,8 +228,8 @@ ALARM_RULES = (
         "plan.waiting",
         "warning",
         conditions.plan_waiting,
-        "somebody else than its author: txmq plan show, then txmq plan approve or cancel; if its "
-        "client is gone: txmq plan cancel",
+        "txmq plan show says what for: somebody else than its author approves it, anybody resumes "
+        "it behind its canary; if its client is gone: txmq plan cancel",
     ),
     AlarmRule(
         "outbox.stuck",
