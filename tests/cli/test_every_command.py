@@ -198,6 +198,18 @@ def test_help_shows_no_types_of_python(name: str) -> None:
     assert not any(text.startswith("list[") for text in shown if text)
 
 
+@pytest.mark.parametrize("name", EACH)
+def test_help_fits_80_columns_and_cuts_no_name(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    shown = run(*name.split(), "--help").stdout
+    assert "…" not in shown
+    assert max(map(len, shown.splitlines())) <= 80
+    words = set(shown.replace(",", " ").split())
+    for option in EACH[name].params:
+        if not getattr(option, "hidden", False) and option.param_type_name == "option":
+            assert {*option.opts, *option.secondary_opts} <= words, shown
+
+
 @pytest.mark.parametrize("name", COMMANDS)
 def test_a_command_that_reaches_nothing_reports_an_error_with_a_hint(name: str) -> None:
     arguments = [
