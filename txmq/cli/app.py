@@ -63,6 +63,7 @@ PANELS: Final = {
     },
     "Consumers and dead letters": {
         "group": "groups",
+        "retry": "retries",
         "dlq": "letters",
         "plan": "plans",
         "policy": "policies",

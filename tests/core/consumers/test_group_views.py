@@ -119,7 +119,10 @@ def test_a_letter_is_described_with_its_history(world: ConsumersWorld) -> None:
         "parked_behind": 2, "dead_at": world.now, "first_failed_at": world.now, "reserved_by": None,
     }  # fmt: skip
     assert {name: letter.fields[name] for name in expected} == expected
-    for topic, offset in (("t", 1), ("t", 99), ("x", 0), ("t", -1)):
+    retried = letter_views.describe_letter(world.state, "g", "t", 0, 1)
+    assert not isinstance(retried, Rejected)
+    assert retried.fields["state"] == "retrying"
+    for topic, offset in (("t", 99), ("x", 0), ("t", -1)):
         refused = letter_views.describe_letter(world.state, "g", topic, 0, offset)
         assert isinstance(refused, Rejected)
         assert refused.error is UnknownLetter

@@ -15,7 +15,13 @@ from txmq.admin.console.life import life_of
 from txmq.admin.console.listing import MAX_CALLS, SCANNED
 from txmq.admin.console.page import Page, PageRequest, Refused, View
 from txmq.errors import MessagesDamaged
-from txmq.model.letter_filter import InvalidFilter, LetterFilter, format_filter, parse_filter
+from txmq.model.letter_filter import (
+    RETRIED,
+    InvalidFilter,
+    LetterFilter,
+    format_filter,
+    parse_filter,
+)
 from txmq.model.units import MILLISECOND
 
 if TYPE_CHECKING:
@@ -109,6 +115,8 @@ async def letters(request: PageRequest) -> View:
             ],
             "link": _with(select),
             "plan": _plan_name(group, request.now),
+            "is_retried": {*select.get("states", ("open",))} <= {*RETRIED},
+            "retries": format_filter({"states": RETRIED}),
         },
     )
 
@@ -174,6 +182,7 @@ async def letter(request: PageRequest) -> View:
     decoded = await _decoded(request, shown)
     at = f"{place['topic']}/{place['partition']}/{place['offset']}"
     events = await life_of(request, shown)
+    is_retried = shown["state"] in RETRIED
     may_life = request.may(
         "message.life", topic=shown["topic"], partition=shown["partition"], offset=shown["offset"]
     )
@@ -188,6 +197,8 @@ async def letter(request: PageRequest) -> View:
             "events": events,
             "is_open": shown["state"] in ("open", "dead")
             and not (shown["reserved_by"] or shown["plan"]),
+            "is_retried": is_retried,
+            "may_retry": is_retried and not (shown["reserved_by"] or shown["plan"]),
             "members": await _members(request, shown["group"]),
         },
     )

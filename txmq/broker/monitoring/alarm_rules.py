@@ -196,7 +196,7 @@ ALARM_RULES = (
         "store.old",
         "warning",
         conditions.store_old,
-        "txmq recover show GROUP STORE says why it fails; then txmq recover retry, drop or adopt",
+        "txmq recover show GROUP STORE says why it fails; then txmq retry now, edit or skip",
     ),
     AlarmRule(
         "group.slow",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -32,6 +32,9 @@ from txmq.client.protocol.lives import letter_delivery_steps
 from txmq.faces import run
 from txmq.model.letter_filter import format_filter
 from txmq.model.tracebacks import last_line
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 app = typer.Typer(
     name="dlq", no_args_is_help=True, help="List, count, edit, replay and abandon dead letters."
@@ -86,25 +89,7 @@ def list_(
 ) -> None:
     """List dead letters of a group, in the order of their deaths."""
     chosen = selection_args(group, where, select)
-    shown: dict[str, Any] = {"letters": [], "next": after, "scanned": 0}
-    while True:
-        more = {} if shown["next"] is None else {"cursor": shown["next"]}
-        page = session.client.call(
-            "dlq.list",
-            group=group,
-            **chosen,
-            **more,
-            limit=limit - len(shown["letters"]),
-            bodies=body,
-        )
-        shown["letters"] += map(with_decoded_body, page["letters"])
-        shown["next"] = page["next"]
-        shown["scanned"] += page["scanned"]
-        # pages of bodies end early, so that nothing grows without a limit
-        done = page["letters"] if body else len(shown["letters"]) >= limit
-        if done or shown["next"] is None:
-            break
-    _show_page(session.out, shown)
+    show_page(session.out, read_page(session, group, chosen, after, limit, body=body), COLUMNS)
 
 
 @broker_command(app, "show", example="txmq dlq show billing orders/0/17 --bodies")
@@ -117,8 +102,8 @@ def show(
     version: Version = None,
     compare: Diff = False,
 ) -> None:
-    """Show a dead letter: its message, its last error, its attempts, its deliveries and
-    its edits.
+    """Show a dead letter, or a message that is retried: its last error, its attempts,
+    its deliveries and its edits, when it is tried next and which consumer has it.
 
     Of the failures the first and the last eight are kept. Deliveries are read from the
     log: `deliveries_known` says how much of it.
@@ -208,11 +193,11 @@ def replay(  # noqa: PLR0913  # its options
     """
     chosen = chosen_letters(group, letter, where, select, everything=everything)
     if not letter:
-        _confirm(session, "Replay", group, chosen, yes=yes)
+        confirm(session, "Replay", "letters", group, chosen, yes=yes)
     if everything:
         _show_changes(session, replay_all(session, group, operator, reason))
         return
-    _change(session, "dlq.replay", chosen, group=group, operator=operator, reason=reason)
+    change(session, "dlq.replay", chosen, group=group, operator=operator, reason=reason)
 
 
 @broker_command(
@@ -233,8 +218,8 @@ def abandon(  # noqa: PLR0913  # its options
     """Close dead letters for good. Their messages will not be processed."""
     chosen = chosen_letters(group, letter, where, select, everything=everything)
     if not letter:
-        _confirm(session, "Abandon", group, chosen, yes=yes)
-    _change(session, "dlq.abandon", chosen, group=group, operator=operator, reason=reason)
+        confirm(session, "Abandon", "letters", group, chosen, yes=yes)
+    change(session, "dlq.abandon", chosen, group=group, operator=operator, reason=reason)
 
 
 @broker_command(
@@ -274,10 +259,11 @@ def redrive(  # noqa: PLR0913  # its options
         raise typer.BadParameter("use either --to TOPIC or --to-group GROUP")
     chosen = chosen_letters(group, letter, where, select, everything=everything)
     if not letter:
-        _confirm(session, f"Copy to {to or f'group {to_group}'}", group, chosen, yes=yes)
+        aim_name = to or f"group {to_group}"
+        confirm(session, f"Copy to {aim_name}", "letters", group, chosen, yes=yes)
     named = {"group": group, "operator": operator, "reason": reason}
     aim = {"to": to} if to_group is None else {"to_group": to_group}
-    _change(session, "dlq.redrive", chosen, abandon=close, again=again, **aim, **named)
+    change(session, "dlq.redrive", chosen, abandon=close, again=again, **aim, **named)
 
 
 @broker_command(
@@ -318,36 +304,73 @@ def delete(
     session.show("dlq.save", name=name, select=None, operator=operator, reason=reason)
 
 
-def _show_page(out: Output, page: dict[str, Any]) -> None:
+def read_page(
+    session: CommandSession,
+    group: str,
+    chosen: dict[str, Any],
+    after: str | None,
+    limit: int,
+    *,
+    body: bool = False,
+) -> dict[str, Any]:
+    """Read letters of a selection, call by call, from `next` of the page before on."""
+    shown: dict[str, Any] = {"letters": [], "next": after, "scanned": 0}
+    while True:
+        more = {} if shown["next"] is None else {"cursor": shown["next"]}
+        page = session.client.call(
+            "dlq.list",
+            group=group,
+            **chosen,
+            **more,
+            limit=limit - len(shown["letters"]),
+            bodies=body,
+        )
+        shown["letters"] += map(with_decoded_body, page["letters"])
+        shown["next"] = page["next"]
+        shown["scanned"] += page["scanned"]
+        # pages of bodies end early, so that nothing grows without a limit
+        done = page["letters"] if body else len(shown["letters"]) >= limit
+        if done or shown["next"] is None:
+            return shown
+
+
+def show_page(out: Output, page: dict[str, Any], columns: Sequence[str]) -> None:
     """Show a page of letters, for people without tracebacks, which `dlq show` has."""
     if out.as_json:
         out.show(page)
         return
     for letter in page["letters"]:
         letter["error_text"] = last_line(letter["error_text"])
-    out.show({"letters": with_places(page["letters"])}, columns=COLUMNS)
+    out.show({"letters": with_places(page["letters"])}, columns=columns)
     if page["next"] is not None:
         out.print_note(f"there may be more: --after {page['next']}")
 
 
-def _confirm(
-    session: CommandSession, what: str, group: str, chosen: dict[str, Any], *, yes: bool
+def confirm(
+    session: CommandSession,
+    what: str,
+    things: str,
+    group: str,
+    chosen: dict[str, Any],
+    *,
+    yes: bool,
 ) -> None:
-    """Ask before a selection is changed, with the number of its letters."""
+    """Ask before a selection is changed, with the number of its letters or messages."""
     if yes or session.out.as_json:
         return
     found = session.client.call("dlq.stats", group=group, **chosen)
     number = f"{'' if found['complete'] else 'more than '}{found['counted']}"
-    session.out.confirm(f"{what} {number} letters of group {group}?", yes=yes)
+    session.out.confirm(f"{what} {number} {things} of group {group}?", yes=yes)
 
 
-def _change(
+def change(
     session: CommandSession,
     call: str,
     chosen: dict[str, Any],
     **args: object,
 ) -> None:
-    """Replay, abandon or copy letters, and show the result.
+    """Make a call that changes letters, or messages that are retried, and show the
+    result.
 
     Of a selection those are changed that were there when the first call began. Exit
     status 1: the broker refused some of them.

@@ -362,10 +362,12 @@ def find_message(
 
 
 def unknown_letter(group: ConsumerGroup, place: TopicOffset) -> Rejected:
-    """Refuse what a group has not, or no longer, as a dead letter."""
+    """Refuse what a group has not, or no longer, as a dead letter, and does not retry
+    either.
+    """
     topic, partition, offset = place
     message = f"consumer group {group.name!r} has no dead letter {topic}/{partition}/{offset}"
-    hint = "list the dead letters: txmq dlq list; of what was processed: txmq trace"
+    hint = "see txmq dlq list, txmq retry list; for what was processed, txmq trace"
     return Rejected(UnknownLetter, message, hint)
 
 
