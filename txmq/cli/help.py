@@ -6,48 +6,62 @@ Here the names of an option stand together; where they are long, its help follow
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-import typer.rich_utils as typer_help
-from typer.core import TyperArgument
+from typer.core import TyperArgument, TyperCommand, TyperGroup
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from rich.console import Console, RenderableType
 
+OfTyper: TypeAlias = Any  # which it does not export
 NAMES_WIDTH: Final = 29  # of the column of names, where they fit into it
 
 
 def install() -> None:
     """Have all commands print their options so."""
-    typer_help._print_options_panel = _print_panel  # type: ignore[assignment]  # noqa: SLF001
+    TyperCommand.format_help = _format_help  # type: ignore[assignment,method-assign]
+    TyperGroup.format_help = _format_help  # type: ignore[assignment,method-assign]
+
+
+def _format_help(command: OfTyper, ctx: OfTyper, formatter: OfTyper) -> None:
+    """Print the help of a command. What prints it takes long to import."""
+    from typer import rich_utils
+
+    del formatter
+    rich_utils._print_options_panel = _print_panel  # noqa: SLF001
+    rich_utils.rich_format_help(obj=command, ctx=ctx, markup_mode=command.rich_markup_mode)
 
 
 def _print_panel(
     *,
     name: str,
-    params: Iterable[Any],
-    ctx: Any,
-    markup_mode: Any,
-    console: Console,  # noqa: ANN401  # typer does not export them
+    params: Iterable[OfTyper],
+    ctx: OfTyper,
+    markup_mode: OfTyper,
+    console: Console,
 ) -> None:
     from rich.console import Group
     from rich.panel import Panel
+    from typer.rich_utils import STYLE_OPTIONS_PANEL_BORDER
 
     rows = [row for param in params for row in _rows_of(param, ctx, markup_mode)]
     if rows:
-        style = typer_help.STYLE_OPTIONS_PANEL_BORDER
-        console.print(Panel(Group(*rows), title=name, title_align="left", border_style=style))
+        panel = Panel(
+            Group(*rows), title=name, title_align="left", border_style=STYLE_OPTIONS_PANEL_BORDER
+        )
+        console.print(panel)
 
 
-def _rows_of(param: Any, ctx: Any, markup_mode: Any) -> Iterable[RenderableType]:  # noqa: ANN401  # likewise
+def _rows_of(param: OfTyper, ctx: OfTyper, markup_mode: OfTyper) -> Iterable[RenderableType]:
     from rich.text import Text
+    from typer.rich_utils import _get_parameter_help, highlighter
 
     names = _names_of(param, ctx)
-    told = typer_help._get_parameter_help(param=param, ctx=ctx, markup_mode=markup_mode)  # noqa: SLF001
+    told = _get_parameter_help(param=param, ctx=ctx, markup_mode=markup_mode)
     mark = "* " if param.required else "  "
-    shown = typer_help.highlighter(mark + names)
+    shown = highlighter(mark + names)
     if len(shown) <= NAMES_WIDTH:
         yield _row(shown, told)
         return
@@ -55,7 +69,7 @@ def _rows_of(param: Any, ctx: Any, markup_mode: Any) -> Iterable[RenderableType]
     yield _row(Text(), told)
 
 
-def _names_of(param: Any, ctx: Any) -> str:  # noqa: ANN401  # likewise
+def _names_of(param: OfTyper, ctx: OfTyper) -> str:
     """Return the names of an option or argument, with the type of its value."""
     if isinstance(param, TyperArgument):
         several = "..." if param.metavar is None and param.nargs != 1 else ""

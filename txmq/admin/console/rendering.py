@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from jinja2 import DictLoader, Environment, StrictUndefined
 from markupsafe import Markup, escape
 
-from txmq.model.decider import decided_by
+from txmq.model.decider import branch_in_words, decided_by
 from txmq.model.tracebacks import last_line
 from txmq.model.units import SECOND
 
@@ -154,6 +154,7 @@ class Templates:
                 gist,
                 setting,
                 decided_by,
+                branch_in_words,
             )
         }
 
