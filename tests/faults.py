@@ -1402,6 +1402,8 @@ BUGS = {
         "a_buried_message_lets_its_key_go",
         "a_hastened_message_begins_anew",
         "a_store_keeps_what_was_buried",
+        "a message that is retried at once is lost",
+        "a buried message is lost",
     ),
     "what operators do": ("an operator's change leaves no audit message",),
     "edits of letters": (
