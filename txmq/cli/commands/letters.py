@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -33,9 +33,6 @@ from txmq.faces import run
 from txmq.model.letter_filter import format_filter
 from txmq.model.tracebacks import last_line
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
 app = typer.Typer(
     name="dlq", no_args_is_help=True, help="List, count, edit, replay and abandon dead letters."
 )
@@ -59,10 +56,13 @@ COLUMNS = (
     "error_type",
     "error_text",
     "dead_at",
+    "next_at",
+    "held_by",
     "damaged",
     "body",
     "body_base64",
 )
+OPTIONAL = ("dead_at", "next_at", "held_by")  # columns that are shown where any row has a value
 # in the table `fingerprints`, or too long for a terminal
 ONLY_IN_JSON = ("by_fingerprint", "group", "replayed")
 
@@ -89,7 +89,7 @@ def list_(
 ) -> None:
     """List dead letters of a group, in the order of their deaths."""
     chosen = selection_args(group, where, select)
-    show_page(session.out, read_page(session, group, chosen, after, limit, body=body), COLUMNS)
+    show_page(session.out, read_page(session, group, chosen, after, limit, body=body))
 
 
 @broker_command(app, "show", example="txmq dlq show billing orders/0/17 --bodies")
@@ -334,14 +334,16 @@ def read_page(
             return shown
 
 
-def show_page(out: Output, page: dict[str, Any], columns: Sequence[str]) -> None:
+def show_page(out: Output, page: dict[str, Any]) -> None:
     """Show a page of letters, for people without tracebacks, which `dlq show` has."""
     if out.as_json:
         out.show(page)
         return
     for letter in page["letters"]:
         letter["error_text"] = last_line(letter["error_text"])
-    out.show({"letters": with_places(page["letters"])}, columns=columns)
+    rows = with_places(page["letters"])
+    empty = {name for name in OPTIONAL if not any(row.get(name) for row in rows)}
+    out.show({"letters": rows}, columns=[name for name in COLUMNS if name not in empty])
     if page["next"] is not None:
         out.print_note(f"there may be more: --after {page['next']}")
 

@@ -24,10 +24,6 @@ app = typer.Typer(
     no_args_is_help=True,
     help="List, hasten, bury, skip and edit messages that wait for another attempt.",
 )
-COLUMNS = (
-    "place", "key", "state", "attempts", "next_at", "error_type", "error_text", "held_by",
-    "damaged",
-)  # fmt: skip
 broker_command(app, "show", example="txmq retry show billing orders/0/17 --body")(show)
 broker_command(app, "edit", example="txmq retry edit billing orders/0/17 --editor --reason typo")(
     edit
@@ -51,8 +47,7 @@ def list_(
     The oldest failure stands first. What no consumer has waits at the broker.
     """
     select = {"select": retried(parse_selection(where, group))}
-    page = read_page(session, group, select, after, limit)
-    show_page(session.out, page, COLUMNS)
+    show_page(session.out, read_page(session, group, select, after, limit))
 
 
 @broker_command(app, "now", example="txmq retry now billing --where error:TimeoutError")
