@@ -381,9 +381,9 @@ def closed_reason(row: FailedMessage | None, token: bytes = b"") -> str:
     if row.kind == FailedKind.ABANDONED:
         return "abandoned"
     if row.kind == FailedKind.LOCAL:
-        return "not dead: a consumer has it in its local store"
+        return "not dead: a consumer retries it from its local store, see txmq retry"
     if row.kind != FailedKind.LETTER:
-        return "not dead: it is being retried"
+        return "not dead: it is retried, see txmq retry"
     return "an undecided transaction replays it" if row.token not in (b"", token) else ""
 
 
