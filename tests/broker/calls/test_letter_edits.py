@@ -286,7 +286,7 @@ def test_only_what_is_in_the_file_is_noted_as_exported() -> None:
     assert reply["done"] == (("t", 0, 2),)
     changed = "it has died again or was edited meanwhile"
     assert [(at, why) for _topic, _partition, at, why in reply["refused"]] == [
-        (0, "not dead: it is being retried"),
+        (0, "not dead: it is retried, see txmq retry"),
         (1, changed),
         (3, changed),
         (9, "no such letter"),
