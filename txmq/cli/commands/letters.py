@@ -30,7 +30,7 @@ from txmq.client.protocol.letter_changes import portion_steps, portions_of
 from txmq.client.protocol.life_events import what_is_known
 from txmq.client.protocol.lives import letter_delivery_steps
 from txmq.faces import run
-from txmq.model.letter_filter import format_filter
+from txmq.model.letter_filter import RETRIED, format_filter
 from txmq.model.tracebacks import last_line
 
 app = typer.Typer(
@@ -123,6 +123,8 @@ def show(
     if not session.out.as_json:
         shown["deliveries_known"] = what_is_known(shown["deliveries_known"])
         shown["operations"] = brief_entries(shown.get("operations", ()))
+        if shown.get("state") in RETRIED:
+            shown["held_by"] = shown["held_by"] or "the broker"
         for attempt in shown.get("history", ()):
             attempt["error_text"] = last_line(attempt["error_text"])
     lines = [] if session.out.as_json else shown.pop("diff", [])
@@ -334,8 +336,10 @@ def read_page(
             return shown
 
 
-def show_page(out: Output, page: dict[str, Any]) -> None:
-    """Show a page of letters, for people without tracebacks, which `dlq show` has."""
+def show_page(out: Output, page: dict[str, Any], things: str = "letters") -> None:
+    """Show a page of letters or other `things`, for people without tracebacks, which
+    `dlq show` has.
+    """
     if out.as_json:
         out.show(page)
         return
@@ -343,7 +347,7 @@ def show_page(out: Output, page: dict[str, Any]) -> None:
         letter["error_text"] = last_line(letter["error_text"])
     rows = with_places(page["letters"])
     empty = {name for name in OPTIONAL if not any(row.get(name) for row in rows)}
-    out.show({"letters": rows}, columns=[name for name in COLUMNS if name not in empty])
+    out.show({things: rows}, columns=[name for name in COLUMNS if name not in empty])
     if page["next"] is not None:
         out.print_note(f"there may be more: --after {page['next']}")
 

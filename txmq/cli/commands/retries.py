@@ -47,7 +47,7 @@ def list_(
     The oldest failure stands first. What no consumer has waits at the broker.
     """
     select = {"select": retried(parse_selection(where, group))}
-    show_page(session.out, read_page(session, group, select, after, limit))
+    show_page(session.out, read_page(session, group, select, after, limit), "messages")
 
 
 @broker_command(app, "now", example="txmq retry now billing --where error:TimeoutError")
