@@ -345,7 +345,11 @@ def test_what_is_retried_is_listed_hastened_buried_skipped_and_edited() -> None:
     letter = console.get("/letters/g/t/0/2")
     assert "act/retry.now" in letter.body
     assert "boom" in letter.text
-    everything = {"group": "g", "filter": "state:retrying key:k2", "matching": "yes"}
+    everything: dict[str, Any] = {
+        "group": "g",
+        "filter": "state:retrying key:k2",
+        "matching": "yes",
+    }
     assert "done 1" in console.act("retry.now", **everything).text
     asked = console.act("retry.skip", group="g", letters="t/0/3", sure=False)
     assert "closed for good" in asked.text
