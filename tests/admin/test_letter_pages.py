@@ -337,7 +337,11 @@ def test_whoever_may_not_read_sees_no_body() -> None:
 def test_what_is_retried_is_listed_hastened_buried_skipped_and_edited() -> None:
     office = RetryOffice()
     console = ConsoleInMemory(office.broker)
-    assert "state:retrying" in unquote(console.get("/letters/g").body)
+    for path in ("/letters", "/letters/g"):
+        assert "filter=state:retrying" in unquote(console.get(path).body)
+    assert "1 of 2 groups have dead letters, or messages that are retried" in (
+        console.get("/letters").text
+    )
     page = console.get(f"/letters/g?filter={quote('state:retrying,replaying,local')}")
     for part in ("t/0/2", "t/0/3", "Next attempt", "Retry now", "Bury", "Skip"):
         assert part in page.text, part

@@ -39,8 +39,8 @@ EDITABLE = ("text", "json", "cloudevent")  # kinds of bodies that can be edited 
 
 
 async def groups(request: PageRequest) -> View:
-    """List the groups that have dead letters, those with the most first; or the
-    letters of a filter that names a group.
+    """List the groups that have dead letters or retries, those with the most letters
+    first; or the letters of a filter that names a group.
     """
     wrong: InvalidFilter | None = None
     if written := request.text("filter"):
@@ -57,11 +57,14 @@ async def groups(request: PageRequest) -> View:
     for _ in range(MAX_CALLS):
         reply = await request.ask("group.list", after=after, limit=SCANNED)
         looked += len(reply["groups"])
-        found += [one for one in reply["groups"] if one["letters"]]
+        retried = [
+            one | {"retried": one["retrying"] + one["at_consumers"]} for one in reply["groups"]
+        ]
+        found += [one for one in retried if one["letters"] or one["retried"]]
         after = reply["next"] or ""
         if not after:
             break
-    found.sort(key=lambda one: (-one["letters"], one["group"]))
+    found.sort(key=lambda one: (-one["letters"], -one["retried"], one["group"]))
     return View(
         "letter_groups.html",
         {
@@ -70,6 +73,7 @@ async def groups(request: PageRequest) -> View:
             "looked": looked,
             "wrong": wrong,
             "more": bool(after),
+            "retries": format_filter({"states": RETRIED}),
         },
     )
 
