@@ -1396,6 +1396,15 @@ BUGS = {
         "a_head_is_forgotten_by_a_store",
         "drop_makes_no_letter",
     ),
+    "what is retried": (
+        "a_touch_takes_a_message_from_its_member",
+        "a_skipped_message_holds_its_key",
+        "a_buried_message_lets_its_key_go",
+        "a_hastened_message_begins_anew",
+        "a_store_keeps_what_was_buried",
+        "a message that is retried at once is lost",
+        "a buried message is lost",
+    ),
     "what operators do": ("an operator's change leaves no audit message",),
     "edits of letters": (
         "an edit leaves the letter where it was",

@@ -139,6 +139,9 @@ CALLS = {
         "revert_letter": "letter operator reason",
         "replay_letters": "group letters saved operator reason **LetterOptions",
         "abandon_letters": "group letters saved operator reason **LetterOptions",
+        "retry_now": "group messages operator reason **LetterOptions",
+        "bury_retries": "group messages operator reason **LetterOptions",
+        "skip_retries": "group messages operator reason **LetterOptions",
         "redrive_letters": "group letters to to_group saved abandon again operator reason "
         "**LetterOptions",
         "try_letter": "letter member operator reason timeout",

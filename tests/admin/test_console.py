@@ -652,7 +652,7 @@ def test_letters_are_found_edited_and_delivered_again(console: Console) -> None:
     press_button(console, "Compare and edit")
     acted(console, "+mended")
     assert before is not None
-    say_why(console, "Edit the letter")
+    say_why(console, "Edit the message")
     leave(console)
     driver.get(driver.current_url.removesuffix("/edit"))
     assert "mended" in console.text()

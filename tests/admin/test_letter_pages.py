@@ -6,13 +6,14 @@ import json
 import re
 from itertools import count
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 import pytest
 
 from tests.admin.console_support import ConsoleInMemory
 from tests.broker.access.support import VERIFIER
 from tests.broker.calls.test_letter_calls import Office
+from tests.broker.calls.test_retry_calls import RetryOffice
 from txmq.admin.console import forms, life
 from txmq.broker.calls import letters as letter_calls
 from txmq.core.events.outcome import Rejected
@@ -331,3 +332,40 @@ def test_whoever_may_not_read_sees_no_body() -> None:
         assert hidden.status == 200
         assert body not in hidden.text
         assert "txmq acl grant ops read" in hidden.text
+
+
+def test_what_is_retried_is_listed_hastened_buried_skipped_and_edited() -> None:
+    office = RetryOffice()
+    console = ConsoleInMemory(office.broker)
+    for path in ("/letters", "/letters/g"):
+        assert "filter=state:retrying" in unquote(console.get(path).body)
+    assert "1 of 2 groups have dead letters, or messages that are retried" in (
+        console.get("/letters").text
+    )
+    page = console.get(f"/letters/g?filter={quote('state:retrying,replaying,local')}")
+    for part in ("t/0/2", "t/0/3", "Next attempt", "Retry now", "Bury", "Skip"):
+        assert part in page.text, part
+    assert "act/dlq.replay" not in page.body, "they are no letters"
+    letter = console.get("/letters/g/t/0/2")
+    assert "act/retry.now" in letter.body
+    assert "boom" in letter.text
+    everything: dict[str, Any] = {
+        "group": "g",
+        "filter": "state:retrying key:k2",
+        "matching": "yes",
+    }
+    assert "done 1" in console.act("retry.now", **everything).text
+    asked = console.act("retry.skip", group="g", letters="t/0/3", sure=False)
+    assert "closed for good" in asked.text
+    console.act("dlq.edit", group="g", topic="t", partition="0", offset="3", edits="0",
+                body="mended", reason="typo")  # fmt: skip
+    assert "edited" in console.get(f"/letters/g?filter={quote('state:retrying')}").text
+    assert "done 1" in console.act("retry.bury", group="g", letters="t/0/3", reason="bug").text
+    assert "done 1" in console.act("retry.skip", group="g", letters="t/0/2", reason="test").text
+    states = {at: console.broker.ask("dlq.show", group="g", topic="t", partition=0, offset=at)
+              for at in (2, 3)}  # fmt: skip
+    assert [one["state"] for one in states.values()] == ["abandoned", "dead"]
+    office.replay(3)
+    office.fetch()
+    held = console.get("/letters/g/t/0/3")
+    assert "a, in hand" in held.text

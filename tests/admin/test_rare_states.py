@@ -194,7 +194,8 @@ def test_transactions_in_states_that_are_rare() -> None:
     for number, (decider, advice) in xa.items():
         token = broker.token(number)
         _store(broker, token, decider, participants=branches, check_after=6 * SECOND)
-        words = ("postgres 1 5 shop ada gid-7 7", advice, decider.kind)
+        who = "home broker" if decider.kind == "home" else "another XA transaction manager"
+        words = ("gid-7 in PostgreSQL database shop, prepared by ada", advice, who)
         _shown(console, f"/transactions/{token.hex()}", *words)
         _shown(console, "/transactions/xa", token.hex(), advice)
     by_hand = broker.token(4).hex()

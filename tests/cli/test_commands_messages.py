@@ -179,9 +179,13 @@ def test_a_filter_selects_letters(
 def test_statistics_show_errors_in_one_table(client: ScriptedClient) -> None:
     row = {"fingerprint": "f\x1b[2J", "error_type": "<b>E", "letters": 2, "note": "a\nb\u202e"}
     counted = {"counted": 2, "by_fingerprint": {"f": 2}, "fingerprints": [row]}
+    counted["top_keys"] = [
+        {"key": "k7", "key_hash": 7, "letters": 2}, {"key": None, "key_hash": 8, "letters": 1},
+    ]  # fmt: skip
     client.replies = [dict(counted), dict(counted)]
     shown = run("dlq", "stats", "billing").stdout
     assert "by_fingerprint" not in shown
+    assert [line.split() for line in shown.splitlines()[-2:]] == [["k7", "2"], ["hash", "8", "1"]]
     [line] = [line for line in shown.splitlines() if "<b>E" in line]
     assert "f\\x1b[2J" in line
     assert "a\\nb\\u202e" in line
@@ -207,6 +211,39 @@ def test_letters_named_one_by_one_are_replayed_without_a_question(client: Script
     letters = [("orders", 3, 17), ("orders", 3, 18)]
     assert client.calls == [("dlq.replay", {"group": "billing", "letters": letters} | BY_ADA)]
     assert result.stdout.split() == ["done", "2"]
+
+
+def test_what_is_retried_is_listed_with_its_next_attempt(client: ScriptedClient) -> None:
+    waits = letter(17, state="retrying", next_at=1_782_907_200_000_000, error_text="boom")
+    rows = [
+        waits | {"dead_at": 0, "held_by": ""},
+        letter(18, state="local", held_by="m on h", error_text=""),
+    ]
+    client.replies = [{"letters": rows, "next": None, "scanned": 2}]
+    shown = run("retry", "list", "billing", "--where", "error:E").stdout
+    [(call, args)] = client.calls
+    assert (call, args["select"]) == (
+        "dlq.list", {"states": ["retrying", "replaying", "local"], "error_type": "E"},
+    )  # fmt: skip
+    assert "next_at" in shown
+    assert "2026-07-01 12:00:00.000Z" in shown
+    assert "m on h" in shown
+    assert "dead_at" not in shown
+
+
+def test_what_is_retried_is_changed_by_places_or_a_selection_after_a_yes(
+    client: ScriptedClient,
+) -> None:
+    done = {"done": [["orders", 3, 17]], "refused": [], "next": None}
+    client.replies = [done, {"counted": 1, "complete": True}, done]
+    assert run("retry", "now", "billing", "orders/3/17").stdout.split() == ["done", "1"]
+    result = run("retry", "bury", "billing", "--where", "state:retrying", *WHY, stdin="y\n")
+    assert "Bury 1 messages of group billing?" in result.stderr
+    calls = [call for call, _args in client.calls]
+    assert calls == ["retry.now", "dlq.stats", "retry.bury"]
+    assert client.calls[2][1]["select"] == {"states": ["retrying"]}
+    for wrong in ((), ("orders/3/17", "--all"), ("--all", "--where", "key:k")):
+        assert run("retry", "now", "billing", *wrong).exit_code == 2
 
 
 def test_refused_letters_make_the_status_1(client: ScriptedClient) -> None:

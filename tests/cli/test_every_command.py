@@ -93,10 +93,10 @@ COMMANDS = {
     "policy list": "",
     "policy set": "billing --after 1h",
     "recover adopt": f"billing {TOKEN} --yes",
-    "recover drop": f"billing {TOKEN} orders/0/1 --reason x",
+    "recover drain": f"--data {NO_DIR}",
+    "recover drop": f"--data {NO_DIR} --yes",
     "recover export": f"billing {TOKEN}",
     "recover list": "",
-    "recover retry": f"billing {TOKEN} orders/0/1",
     "recover show": f"billing {TOKEN}",
     "relay accept": "DSN --yes",
     "relay create": "DSN",
@@ -104,6 +104,12 @@ COMMANDS = {
     "relay run": f"--config {NO_FILE}",
     "relay status": "DSN",
     "resolver": f"--config {NO_FILE}",
+    "retry bury": "billing orders/0/1 --reason x",
+    "retry edit": "billing orders/0/1 --body x --reason x",
+    "retry list": "billing",
+    "retry now": "billing orders/0/1",
+    "retry show": "billing orders/0/1",
+    "retry skip": "billing orders/0/1 --reason x",
     "schema brokers": "DSN",
     "schema check": "DSN",
     "schema install": "DSN",
@@ -196,6 +202,18 @@ def test_help_shows_no_types_of_python(name: str) -> None:
     alone = {"str", "int", "bool", "float", "Path", "MessagePlace"}
     assert [text for text in shown if text and ("<" in text or text in alone)] == []
     assert not any(text.startswith("list[") for text in shown if text)
+
+
+@pytest.mark.parametrize("name", EACH)
+def test_help_fits_80_columns_and_cuts_no_name(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    shown = run(*name.split(), "--help").stdout
+    assert "…" not in shown
+    assert max(map(len, shown.splitlines())) <= 80
+    words = set(shown.replace(",", " ").split())
+    for option in EACH[name].params:
+        if not getattr(option, "hidden", False) and option.param_type_name == "option":
+            assert {*option.opts, *option.secondary_opts} <= words, shown
 
 
 @pytest.mark.parametrize("name", COMMANDS)

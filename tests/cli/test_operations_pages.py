@@ -139,7 +139,7 @@ class Page:
             values |= {"SEQ": outbox_row(self.dsn), "FILE": "kept"}
         if "DIR" in line and not line.startswith("recover"):
             values["DIR"] = self.copied()
-        if line.startswith("recover"):
+        if line.startswith(("recover", "retry")):
             values |= self.store(line)
         words = [values.get(word, word) for word in shlex.split(line)]
         if line in UNTIL_STOPPED and words[0] == "audit":  # in another process
@@ -159,13 +159,13 @@ class Page:
         return name
 
     def store(self, line: str) -> dict[str, str]:
-        """Return what a command needs to know of a local store, whose owner has gone;
-        a producer's spool is beside it.
+        """Return what a command needs to know of a local store, whose owner has gone,
+        or of what is retried from it; a producer's spool is beside it.
         """
         directory = Path(f"stores-{next(NUMBERS)}").absolute()
         shop = Shop(self.shop, self.broker.url, directory, f"g-{next(NUMBERS)}")
         self.open.callback(shop.store.close)
-        if "retry GROUP" not in line:  # whose owner hears of it
+        if line.startswith("recover"):  # the owner of what is retried hears of it
             shop.leave()
         values = {"GROUP": shop.group, "STORE": shop.id, "DIR": str(directory)}
         values["TOPIC/PARTITION/OFFSET"] = "orders/0/0"
@@ -173,7 +173,7 @@ class Page:
             values["FILE"] = f"export-{next(NUMBERS)}"
             exported = run("recover", "export", "--data", values["DIR"], "--json")
             Path(values["FILE"]).write_text(exported.stdout)
-        if "retry --data" in line or "drop --data" in line:
+        if "drain --data" in line or "drop --data" in line:
             values["DIR"] = f"spool-{next(NUMBERS)}"
             with txmq.connect(NOBODY, service="shop", spool=values["DIR"], timeout=0.1) as client:
                 assert client.send("orders", b"{}", key="k", partition=0).spooled

@@ -222,3 +222,17 @@ def test_a_status_line_is_for_terminals_and_escapes_what_it_shows(
         line.show("searching a\x1b[2J")
         line.clear()
         assert capsys.readouterr().err == text
+
+
+def test_a_table_that_would_break_words_is_shown_row_by_row(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")  # as on a terminal
+    monkeypatch.setenv("COLUMNS", "25")
+    rows = [{"place": f"orders/0/{n}", "held_by": "0123456789abcdef"} for n in (1, 2)]
+    first, *_rest, last = shown(capsys, {"letters": rows})
+    assert "place" in first
+    assert first.endswith("orders/0/1")
+    assert last.endswith("0123456789abcdef")
+    narrow = [{"place": row["place"], "held_by": "m"} for row in rows]
+    assert len(shown(capsys, {"letters": narrow})) == 3

@@ -10,7 +10,6 @@ from base64 import b64decode
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,9 +17,6 @@ import pytest
 import txmq
 from tests.cli.peer import LONGEST_WAIT_MS, Peer, peer
 from tests.cli.support import NOBODY, reply, run
-from txmq.cli.commands import recover
-from txmq.cli.parsers import MessagePlace
-from txmq.errors import Conflict
 from txmq.model.retry import FailureReport
 from txmq.recover.local import (
     Change,
@@ -170,23 +166,27 @@ def test_stores_are_listed_from_anywhere_and_on_the_machine(shop: Shop) -> None:
 
 
 def test_orders_reach_a_live_store(shop: Shop) -> None:
-    done = shop.ask("retry", shop.group, shop.id, "--all")["done"]
+    done = reply("retry", "now", shop.group, "--where", "state:local", broker=shop.url)["done"]
     assert len(done) == 3
-    dropped = shop.ask("drop", shop.group, shop.id, "orders/0/1", "--reason", "no use")
-    assert dropped == {"done": [["orders", 0, 1]], "refused": []}
+    listed = reply("retry", "list", shop.group, broker=shop.url)["letters"]
+    assert {(one["state"], "ordered to retry it" in one["held_by"]) for one in listed} == {
+        ("local", True)
+    }
+    named = ("retry", "skip", shop.group, "orders/0/1", "--reason", "no use")
+    skipped = reply(*named, broker=shop.url)
+    assert skipped == {"done": [["orders", 0, 1]], "refused": []}
     orders = shop.report()["orders"]
     assert [(order[3], order[4]) for order in orders] == [(0, "retry"), (1, "drop"), (2, "retry")]
-    result = run(
-        "recover", "retry", shop.group, shop.id, "orders/0/5", "--json", "--broker", shop.url
-    )
-    assert (result.exit_code, "at no consumer" in result.stdout) == (1, True)
+    result = run("retry", "now", shop.group, "orders/0/5", "--json", "--broker", shop.url)
+    assert (result.exit_code, "not retried" in result.stdout) == (1, True)
 
 
 def test_a_store_without_its_disk_is_adopted_by_the_brokers_copies(shop: Shop) -> None:
     error = shop.refused("adopt", shop.group, shop.id)
     assert (error["error"], "a member of" in error["message"]) == ("Conflict", True)
     shop.leave()
-    assert shop.refused("retry", shop.group, shop.id, "--all")["error"] == "Conflict"
+    alone = run("retry", "now", shop.group, "--all", "--json", "--broker", shop.url)
+    assert (alone.exit_code, "has no owner" in alone.stdout) == (1, True)
     adopted = shop.ask("adopt", shop.group, shop.id, "--operator", "ada")
     assert adopted == {"store": shop.id, "adopted": 3, "left": 0, "verdicts": {}}
     assert shop.received() == {0: 2, 1: 2, 2: 2, 3: 1, 4: 1, 5: 1}
@@ -237,8 +237,8 @@ def test_a_spool_without_an_owner_is_shown_and_sent(
     [shown] = reply("recover", "show", "--data", str(spool), "--bodies", broker=NOBODY)["list"]
     exported = reply("recover", "export", "--data", str(spool), broker=NOBODY)
     assert b64decode(exported["body"]) == b64decode(shown["body_base64"]) == BODY
-    retry = ("recover", "retry", "--data", str(spool))
-    drained = run(*retry, "--json", "--broker", served[1])
+    drain = ("recover", "drain", "--data", str(spool))
+    drained = run(*drain, "--json", "--broker", served[1])
     assert drained.exit_code == 1, "something was not sent"
     assert json.loads(drained.stdout) == {"sent": 0, "left": 0, "refused": 1, "problems": []}
     [refused] = reply("recover", "show", "--data", str(spool), broker=NOBODY)["list"]
@@ -247,11 +247,11 @@ def test_a_spool_without_an_owner_is_shown_and_sent(
     lost = spool / f"{1:032x}"
     lost.mkdir()
     (lost / "lock").touch()
-    failed = run(*retry, "--json", "--broker", served[1])
+    failed = run(*drain, "--json", "--broker", served[1])
     assert failed.exit_code == 1
     assert "is gone" in json.loads(failed.stdout)["problems"][0]["problem"]
     shutil.rmtree(lost)
-    sent = reply(*retry, "--refused", broker=served[1])
+    sent = reply(*drain, "--refused", broker=served[1])
     assert (sent["sent"], sent["left"]) == (1, 0)
     tailed = reply("tail", "spooled", "--no-follow", broker=served[1])
     assert (tailed["key"], b64decode(tailed["body_base64"])) == ("k", BODY)
@@ -260,14 +260,12 @@ def test_a_spool_without_an_owner_is_shown_and_sent(
     drained = reply("recover", "list", "--data", str(spool), broker=NOBODY)
     assert drained == {"stores": [], "spools": []}
     assert run("recover", "show", "--data", str(spool)).stdout.endswith("no list\n")
-    again = reply(*retry, broker=served[1])
+    again = reply(*drain, broker=served[1])
     assert (again["sent"], again["left"]) == (0, 0)
 
 
-@pytest.mark.parametrize("command", ["show", "retry", "drop"])
-def test_nothing_is_named_beside_a_directory(command: str, tmp_path: Path) -> None:
-    options = () if command == "show" else ("--operator", "ann", "--reason", "why")
-    ended = run("recover", command, "billing", "ab" * 16, "--data", str(tmp_path), *options)
+def test_nothing_is_named_beside_a_directory(tmp_path: Path) -> None:
+    ended = run("recover", "show", "billing", "ab" * 16, "--data", str(tmp_path))
     assert ended.exit_code == 2
     assert "--data means everything" in " ".join(ended.output.split())
 
@@ -308,28 +306,6 @@ def test_what_is_no_store_and_no_export_is_refused(shop: Shop, tmp_path: Path) -
 
 
 def test_a_command_without_a_store_is_told_what_to_name(shop: Shop) -> None:
-    for command in ("show", "retry", "adopt", "export"):
+    for command in ("show", "adopt", "export"):
         result = run("recover", command, "--broker", shop.url)
         assert (result.exit_code, "--data" in result.stderr) == (2, True)
-
-
-def test_what_was_done_is_shown_where_another_operator_takes_the_store(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(recover, "PER_CALL", 2)
-    shown: list[Any] = []
-    answers = iter([{"done": [["t", 0, 0], ["t", 0, 1]], "refused": []}])
-
-    def call(_name: str, **_args: object) -> dict[str, Any]:
-        answer = next(answers, None)
-        if answer is None:
-            raise Conflict("store 55 is being adopted")
-        return answer
-
-    session: Any = SimpleNamespace(
-        client=SimpleNamespace(call=call),
-        out=SimpleNamespace(as_json=True, show=shown.append),
-    )
-    with pytest.raises(Conflict, match="is being adopted"):
-        recover._send(session, "recover.drop", [MessagePlace("t", 0, n) for n in range(5)])
-    assert shown == [{"done": [["t", 0, 0], ["t", 0, 1]], "refused": []}]

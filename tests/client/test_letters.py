@@ -63,6 +63,34 @@ def test_a_service_iterates_over_a_selection(real: RealBroker, connect: Connect)
         list(client.letters("letters-g", saved="letters-one", key="k1"))
 
 
+def test_a_service_touches_what_is_retried(real: RealBroker, connect: Connect) -> None:
+    client = connect(real.url)
+    named: dict[str, Any] = {"operator": "kim", "reason": "a test"}
+    for number in range(3):
+        client.send("retried", b"%d" % number, key=f"k{number}")
+    with client.consumer("retried-g", ["retried"], retry=txmq.RetryPolicy((3_600,))) as consumer:
+        for _ in range(3):
+            received = consumer.receive(timeout=PATIENCE_S)
+            assert received is not None
+            consumer.nack(received, error=ValueError("boom"))
+    first, second, third = client.letters("retried-g", states=["retrying"])
+    assert (first.state, first.held_by, first.error_type) == ("retrying", "", "ValueError")
+    assert first.next_at > first.first_failed_at
+    with pytest.raises(LocalProtocolError, match="neither letters"):
+        client.retry_now("retried-g", operator="kim")
+    assert client.edit_letter(first, body=b"mended", **named) == 1
+    assert len(client.retry_now("retried-g", key=first.key or "", operator="kim").done) == 1
+    assert client.bury_retries("retried-g", [second], **named).refused == []
+    assert client.skip_retries("retried-g", [third], **named).refused == []
+    ended = client.letters("retried-g", states=["open", "abandoned"])
+    states = {one.key: one.state for one in ended}
+    assert states == {second.key: "dead", third.key: "abandoned"}
+    with client.consumer("retried-g", ["retried"]) as consumer:
+        again = consumer.receive(timeout=PATIENCE_S)
+    assert again is not None
+    assert again.body == b"mended"
+
+
 def test_the_twisted_face_iterates_over_a_selection(
     real: RealBroker, connect: Connect, in_reactor: InReactor, reactor: Any
 ) -> None:

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from txmq.model.letter_filter import (
+    STATES,
     InvalidFilter,
     Unfinished,
     format_filter,
@@ -39,7 +40,7 @@ NOW = 1_800_000_000 * SECOND
                 "text": 'no " x',
             },
         ),
-        ("state:any", None, {"states": ["open", "replaying", "abandoned", "local"]}),
+        ("state:any", None, {"states": [*STATES]}),
         ("state:open state:local", None, {"states": ["open", "local"]}),
         ("age<30min", None, {"died_from": NOW - HOUR // 2}),
         ("attempts:3 replays<2", None, {"min_attempts": 3, "max_attempts": 3, "max_replays": 1}),

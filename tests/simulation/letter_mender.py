@@ -1,4 +1,5 @@
-"""A simulated operator who edits dead letters before they are replayed.
+"""A simulated operator who edits dead letters before they are replayed, and touches
+what is retried.
 
 An edited body is the published one with a suffix that names the group and the number of
 the edit. Consumers strip it, and check that it is theirs, and the newest.
@@ -52,7 +53,24 @@ class LetterMender(operators.LetterReplayer):
                     await self._redrive(letter)
                 if letter["state"] == "dead" and self._own.random() < 0.3:
                     await self._try(letter)
+            await self._touch_retries(group)
         await super()._replay(group)
+
+    async def _touch_retries(self, group: str) -> None:
+        """Edit, hasten or bury some of the messages that are retried."""
+        select = {"states": ["retrying", "replaying"]}
+        retried = (await self.connection.call("dlq.list", group=group, select=select))["letters"]
+        for one in retried:
+            chance = self._own.random()
+            if chance < 0.3:
+                await self._edit(one)
+            elif chance < 0.6:
+                call = "retry.bury" if chance < 0.45 else "retry.now"
+                place = [one["topic"], one["partition"], one["offset"]]
+                reply = await self.connection.call(
+                    call, group=group, letters=[place], operator="sim", reason="test"
+                )
+                self.world.history.counts[call] += len(reply["done"])
 
     async def _edit(self, letter: dict[str, Any]) -> None:
         place = {name: letter[name] for name in ("group", "topic", "partition", "offset")}

@@ -42,15 +42,29 @@ from txmq.client.protocol.consumer.local_queue import LocalQueue
 from txmq.client.protocol.consumer.membership import Membership
 from txmq.client.protocol.consumer.settlement import Settlement
 from txmq.core import machine, persistence
-from txmq.core.consumers import effects, letter_edits, membership, resets, waiting_times
-from txmq.core.events.consumers import PositionReset
+from txmq.core.consumers import (
+    effects,
+    letter_edits,
+    membership,
+    resets,
+    retries,
+    waiting_times,
+)
+from txmq.core.events.consumers import PositionReset, RetriesChanged
 from txmq.core.events.letters import LetterEdited
 from txmq.core.events.outcome import Outcome, Rejected
 from txmq.core.events.plans import PlanCreated, PolicyPlanned
 from txmq.core.replay import orders
 from txmq.core.retention import broker_time
-from txmq.core.state import failed_messages, failed_rows, letter_copies, plan_letters, visibility
-from txmq.core.state.failed_rows import FailedMessage
+from txmq.core.state import (
+    failed_changes,
+    failed_messages,
+    failed_rows,
+    letter_copies,
+    plan_letters,
+    visibility,
+)
+from txmq.core.state.failed_rows import FailedKind, FailedMessage
 from txmq.core.state.group_registry import GroupRegistry
 from txmq.core.state.positions import EffectsRecord
 from txmq.core.topics import delay_rules, delayed, key_order, sends, topics
@@ -154,6 +168,19 @@ def _edit_in_the_list_only(state: Any, event: LetterEdited, context: Any) -> Non
     _apply_edited(state, event, context)
     after = FailedMessage(*state.failed_messages.get(key))
     state.failed_messages.put(key, tuple(after._replace(position=position, length=length, row=row)))
+
+
+def _forgetting(kind: FailedKind) -> Callable[[], Patches]:
+    """Lose the messages that an operator makes a retry that is due, or a letter."""
+
+    def apply(state: Any, event: RetriesChanged, context: Any) -> None:
+        retries.apply_changed(state, event, context)
+        group = state.groups.by_id[event.group_id]
+        for topic_id, partition, offset, row in event.moves:
+            if row[0] == kind:
+                failed_changes.remove(state, group, (topic_id, partition, offset))
+
+    return _applying(RetriesChanged, apply)
 
 
 def _edit_in_all_groups(state: Any, event: LetterEdited, context: Any) -> None:
@@ -687,6 +714,16 @@ BUGS = (
         "an edit concerns all groups",
         around=_in_every_seed(letter_mender, _applying(LetterEdited, _edit_in_all_groups)),
         first=8,
+    ),
+    Bug(
+        "a message that is retried at once is lost",
+        around=_in_every_seed(letter_mender, _forgetting(FailedKind.RETRY)),
+        first=11,
+    ),
+    Bug(
+        "a buried message is lost",
+        around=_in_every_seed(letter_mender, _forgetting(FailedKind.LETTER)),
+        first=6,
     ),
     Bug(
         "an ack tells no plan",

@@ -60,6 +60,8 @@ LEAST_PER_SEED = {
     "planned by policies": 0.1,
     "edited received": 0.2,
     "trials": 0.03,
+    "retry.now": 0.05,
+    "retry.bury": 0.05,
     "copies": 0.05,
     "accepted unwanted": 0.02,
 }  # on average; a count below it means that seeds no longer test this

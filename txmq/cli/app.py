@@ -19,6 +19,7 @@ from typing import Annotated, Any, Final
 import typer
 from typer.core import TyperArgument, TyperOption
 
+from txmq.cli import help as command_help
 from txmq.cli.output import FAILED, Output
 from txmq.errors import TxmqError
 from txmq.version import __version__
@@ -62,6 +63,7 @@ PANELS: Final = {
     },
     "Consumers and dead letters": {
         "group": "groups",
+        "retry": "retries",
         "dlq": "letters",
         "plan": "plans",
         "policy": "policies",
@@ -211,7 +213,8 @@ def _run(*, as_json: bool) -> int:
 
 
 def _show_types_in_words() -> None:
-    """Have the help of all commands show types so."""
+    """Have the help of all commands show types so, and names in whole."""
+    command_help.install()
     TyperOption.display_type_rich = _of_option  # type: ignore[assignment,method-assign]
     TyperArgument.display_type_rich = _of_argument  # type: ignore[assignment,method-assign]
 

@@ -1,4 +1,6 @@
-"""Options that name or select dead letters, for `txmq dlq`, `plan` and `policy`."""
+"""Options that name or select failed messages, for `txmq dlq`, `retry`, `plan` and
+`policy`.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from txmq.cli.parsers import MessagePlace, parse_name, parse_place
-from txmq.model.letter_filter import InvalidFilter, parse_filter
+from txmq.model.letter_filter import InvalidFilter, parse_filter, retried
 
 Letters = Annotated[
     list[MessagePlace] | None,
@@ -26,7 +28,24 @@ Where = Annotated[
         help="Only letters with these properties, as in the console; can be repeated: "
         'error:ValueError age>1h key:"a b". Names: topic, key, error, fingerprint, text, '
         "header (NAME or NAME=VALUE), attempts, replays, age, after and before (time of "
-        "death), state (open, replaying, abandoned, local or any; by default open).",
+        "death), state (open, replaying, abandoned, local, retrying or any; by default open).",
+    ),
+]
+RetriedPlaces = Annotated[
+    list[MessagePlace] | None,
+    typer.Argument(
+        parser=parse_place, metavar="TOPIC/PARTITION/OFFSET", help="Places of the messages."
+    ),
+]
+AllRetries = Annotated[bool, typer.Option("--all", help="All messages that are retried.")]
+RetriedWhere = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--where",
+        "-w",
+        metavar="FILTER",
+        help="Only messages with these properties, as for txmq dlq; age is the time since the "
+        "first failure, state is retrying, replaying (was dead) or local (at a consumer).",
     ),
 ]
 Saved = Annotated[
@@ -54,6 +73,19 @@ def chosen_letters(
             "select the letters: use either TOPIC/PARTITION/OFFSET, --all, --where or --select"
         )
     return {"letters": letters} if letters else selection_args(group, where, saved)
+
+
+def chosen_retries(
+    group: str, places: list[MessagePlace] | None, where: list[str] | None, *, everything: bool
+) -> dict[str, Any]:
+    """Return the arguments of a call for the messages that are named, or selected."""
+    if bool(places) + everything + bool(where) != 1:
+        raise typer.BadParameter(
+            "select the messages: use either TOPIC/PARTITION/OFFSET, --all or --where"
+        )
+    if places:
+        return {"letters": places}
+    return {"select": retried(parse_selection(where, group))}
 
 
 def selection_args(group: str, where: list[str] | None, saved: str | None) -> dict[str, Any]:

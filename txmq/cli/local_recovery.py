@@ -190,7 +190,7 @@ def open_copy(
         if pid:
             raise DirectoryInUse(
                 f"{path} is in use by {f'process {pid}' if pid > 0 else 'a process'}",
-                hint="stop that consumer; or order its store: txmq recover retry",
+                hint="stop that consumer; or order its store: txmq retry now",
             )
         yield identity, scan(path)
     elif export is not None:

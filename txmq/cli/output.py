@@ -23,6 +23,7 @@ from txmq.model.message import EPOCH
 from txmq.model.printable import escape_unprintable
 
 if TYPE_CHECKING:
+    from rich.console import Console
     from rich.table import Table
 
 FAILED = 1  # exit status; invalid usage ends with 2
@@ -179,9 +180,31 @@ def _print_tables(value: Mapping[str, Any], columns: Columns) -> None:
             if len(value) > 1:
                 console.print(Text(f"\n{name}", style="bold"))
             shown = columns.get(name, ()) if isinstance(columns, Mapping) else columns
-            console.print(_rows_table(rows, shown) if rows else f"no {name}")
+            if rows:
+                _print_rows(console, rows, shown)
+            else:
+                console.print(f"no {name}")
     # rich pads each row to the longest one
     print("\n".join(line.rstrip() for line in printed.get().splitlines()))
+
+
+def _print_rows(console: Console, rows: list[dict[str, Any]], columns: Sequence[str]) -> None:
+    """Print rows as a table; one below the other where it would break words."""
+    table = _rows_table(rows, columns)
+    if table.__rich_measure__(console, console.options).minimum <= console.width:
+        console.print(table)
+        return
+    terminal = console.width
+    for number, row in enumerate(rows):
+        fields = {name: row.get(name) for name in _names_of(rows, columns)}
+        console.width = _fields_width(fields, terminal)
+        console.print(*([""] if number else []), _fields_table(fields), sep="\n")
+    console.width = terminal
+
+
+def _names_of(rows: list[dict[str, Any]], columns: Sequence[str]) -> list[str]:
+    present = dict.fromkeys(name for row in rows for name in row)
+    return [name for name in columns or present if name in present]
 
 
 def _is_rows(value: object) -> bool:
@@ -213,8 +236,7 @@ def _rows_table(rows: list[dict[str, Any]], columns: Sequence[str]) -> Table:
     from rich.table import Table
     from rich.text import Text
 
-    present = dict.fromkeys(name for row in rows for name in row)
-    names = [name for name in columns or present if name in present]
+    names = _names_of(rows, columns)
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in names:
         numbers = all(type(row.get(name)) is int for row in rows) and not TIME_FIELDS.fullmatch(

@@ -30,7 +30,8 @@ from txmq.core.consumers import (
     membership,
     resets,
     restart,
-    store_orders,
+    retries,
+    store_adoption,
     store_reports,
 )
 from txmq.core.events.audit import OperatorActed, parts_in
@@ -67,7 +68,7 @@ if TYPE_CHECKING:
 RULES = (
     topics, schemas, sends, producer_owners, delay_rules, restored_log,
     membership, group_settings, resets, clones, background_work, effects, delivery, acks, leases,
-    failures, store_reports, store_orders, letter_notes, letter_edits, letter_exports,
+    failures, retries, store_reports, store_adoption, letter_notes, letter_edits, letter_exports,
     letter_redrives, damaged_letters, group_redrives, letter_trials,
     orders, building, putting_back, abandoning, cleanup, policies,
     half_storage, decisions, batched, jobs, large_publication, xa, unverified, instances, timers,

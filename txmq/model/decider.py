@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
 
 class KindTuple(tuple[object, ...]):
@@ -240,3 +240,28 @@ def postgres_branches(participants: Iterable[Iterable[Any]]) -> Iterator[Postgre
     for kind, *fields in participants:
         if kind == "postgres":
             yield PostgresBranch._make((kind, *fields))
+
+
+def decided_by(fields: Sequence[Any]) -> str:
+    """Return in words who decides, for the fields of a decider in JSON."""
+    kind, *rest = fields or ("",)
+    words = {"local": "this broker", "foreign": "another XA transaction manager"}
+    match kind:
+        case "postgres":
+            by = "" if rest[3] is None else f", its transaction {rest[3]}"
+            return f"PostgreSQL, database {rest[2]}{by}"
+        case "checker" | "job":
+            return f"{kind} {rest[0]}"
+        case "home":
+            return f"its home broker, with log {rest[0]}"
+    return words.get(kind, kind)
+
+
+def branch_in_words(fields: Sequence[Any]) -> str:
+    """Return a participant in words, for its fields in JSON."""
+    match fields:
+        case ["postgres", _system, _oid, database, owner, gid, *_position]:
+            return f"{gid} in PostgreSQL database {database}, prepared by {owner}"
+        case ["broker", log_id]:
+            return f"broker with log {log_id}"
+    return " ".join(map(str, fields))

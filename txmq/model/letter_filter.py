@@ -1,4 +1,4 @@
-"""The filter language for dead letters, as people type it.
+"""The filter language for failed messages, dead letters above all, as people type it.
 
     group:billing error:ValueError age>1h key:"a b" state:open attempts>3 "time-out"
 
@@ -18,7 +18,8 @@ from typing import Any, NamedTuple
 from txmq.errors import LocalProtocolError
 from txmq.model.units import SECOND
 
-STATES = ("open", "replaying", "abandoned", "local")
+STATES = ("open", "replaying", "abandoned", "local", "retrying")
+RETRIED = ("retrying", "replaying", "local")  # states of messages that have another attempt
 MAX_FILTER = 4_096  # characters
 UNITS = {"s": 1, "m": 60, "min": 60, "h": 3_600, "d": 86_400, "w": 604_800}
 EQUAL = (":", "=")
@@ -29,6 +30,11 @@ _SPAN = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,3})?)(s|min|m|h|d|w)")
 _RANGE = re.compile(r"([0-9]{0,9})\.\.([0-9]{0,9})")
 _SPACE = re.compile(r"\s*")
 _PLAIN = re.compile(r'(?![a-z]+[:=<>])[^\s"\\]+')
+
+
+def retried(select: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a selection as one of messages that are retried, unless it has states."""
+    return {"states": list(RETRIED), **select}
 
 
 class InvalidFilter(LocalProtocolError):

@@ -26,6 +26,7 @@ from txmq_spark.plan.table import write_table
 from txmq_spark.reconcile import ReconcileOptions, Reconciliation, reconciled
 from txmq_spark.replay import ReplayOptions, ReplayResult, expected, replay
 from txmq_spark.resend import resend
+from txmq_spark.session.progress import progress_told
 from txmq_spark.session.query_errors import job_errors
 from txmq_spark.session.spark_session import job_session
 
@@ -38,7 +39,7 @@ def run_reconcile(options: Namespace) -> int:
     """Write the plan, and what else is asked for."""
     asked = reconcile_options(options)
     _check_outputs(options)
-    with job_session() as spark:
+    with job_session() as spark, progress_told(spark, "reconcile"):
         with job_errors():
             plan_place(spark, options.plan)  # before the work, and again when it is written
         with reconciled(spark, asked) as found:
@@ -142,7 +143,7 @@ def run_replay(options: Namespace) -> int:
     """Replay a plan, or print what a replay would do."""
     if options.to_topic:
         _refuse_options_in_place(options)
-    with job_session() as spark, job_errors():
+    with job_session() as spark, progress_told(spark, "replay"), job_errors():
         plan = read_plan(spark, options.plan)
         if options.dry_run:
             counts = expected(plan, options.url).groupBy("outcome").count().collect()

@@ -137,6 +137,9 @@ def test_statistics_count_what_is_selected(
     assert (stats["counted"], stats["complete"]) == (len(found), True)
     assert stats["letters"] == office.number
     assert sum(stats["by_fingerprint"].values()) == len(found)
+    for one in stats["top_keys"]:
+        assert one["letters"] <= stats["counted"]
+        assert one["key"] in {f"k{number}" for number in range(7)}
     json.dumps(stats)
 
 

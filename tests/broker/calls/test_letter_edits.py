@@ -179,10 +179,11 @@ def test_a_reset_gives_the_group_what_was_published_and_says_so() -> None:
 def test_only_open_letters_are_edited_and_only_as_they_were_seen() -> None:
     office = EditOffice(6)
     office.replay(0)
+    assert office.fetch().keys() == {0}
     reason = office.call("dlq.abandon", group="g", letters=[["t", 0, 2]], reason="no")
     assert reason["done"]
     refused = {
-        0: "cannot be edited: not dead: it is being retried",
+        0: "cannot be edited: a has it in hand",
         2: "cannot be edited: abandoned",
         99: "has no dead letter t/0/99",
     }
@@ -239,7 +240,7 @@ def test_a_letter_has_so_many_edits_at_most(monkeypatch: pytest.MonkeyPatch) -> 
     office = EditOffice(2)
     office.edit(1, body=b"1")
     office.edit(1, body=b"2", edits=1)
-    assert office.edit(1, body=b"3", edits=2).message == "the letter has 2 edits, the maximum"
+    assert office.edit(1, body=b"3", edits=2).message == "it has 2 edits, the maximum"
     assert office.edit(1, revert=True, edits=2).error is BadRequest
 
 
@@ -285,7 +286,7 @@ def test_only_what_is_in_the_file_is_noted_as_exported() -> None:
     assert reply["done"] == (("t", 0, 2),)
     changed = "it has died again or was edited meanwhile"
     assert [(at, why) for _topic, _partition, at, why in reply["refused"]] == [
-        (0, "not dead: it is being retried"),
+        (0, "not dead: it is retried, see txmq retry"),
         (1, changed),
         (3, changed),
         (9, "no such letter"),

@@ -85,7 +85,7 @@ def test_a_letter_is_copied_once_unless_it_dies_again_or_again_is_said() -> None
     assert len(office.redrive(0, to="third")["done"]) == 1
     office.replay(2)
     office.fetch()
-    assert office.redrive(2)["refused"] == (("t", 0, 2, "not dead: it is being retried"),)
+    assert office.redrive(2)["refused"] == (("t", 0, 2, "not dead: it is retried, see txmq retry"),)
     office.nack(2, {"type": "C", "text": "again", "bases": []})
     assert len(office.redrive(2)["done"]) == 1
     assert [one["number"] for one in office.show(2)["copies"]] == [3, 7]

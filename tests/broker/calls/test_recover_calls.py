@@ -119,9 +119,8 @@ def test_orders_go_out_with_the_next_reply() -> None:
     world = World()
     world.fetch()
     world.stored((0, "stored"), (1, "stored"))
-    place = {"group": "g", "store": STORE}
-    world.client.call("recover.retry", **place, messages=[["t", 0, 0]])
-    world.client.call("recover.drop", **place, messages=[["t", 0, 1]], reason="no use")
+    world.client.call("retry.now", group="g", letters=[["t", 0, 0]])
+    world.client.call("retry.skip", group="g", letters=[["t", 0, 1]], reason="no use")
     reply = world.stored()
     assert reply["orders"] == [["t", 1, 0, 0, "retry"], ["t", 1, 0, 1, "drop"]]
     assert world.stored((1, "dead"))["verdicts"] == ["settled"]
@@ -158,8 +157,7 @@ def test_a_message_that_its_store_has_lost_is_retried_with_its_attempts() -> Non
     world = World()
     world.fetch()
     world.stored((0, "stored"))
-    place = {"group": "g", "store": STORE}
-    world.client.call("recover.retry", **place, messages=[["t", 0, 0]])
+    world.client.call("retry.now", group="g", letters=[["t", 0, 0]])
     assert world.stored()["orders"] == [["t", 1, 0, 0, "retry"]]
     lost = [["t", 1, 0, 0, "returned", 0, 0, None, 0, 0]]
     reply: Any = world.client.call(
@@ -207,21 +205,21 @@ def test_two_operators_at_one_store(monkeypatch: pytest.MonkeyPatch) -> None:
     world.stored(*((offset, "stored") for offset in range(MESSAGES)))
     place: Any = {"group": "g", "store": STORE}
     for _operator in range(2):
-        world.client.call("recover.retry", **place, messages=[["t", 0, 0], ["t", 0, 1]])
+        world.client.call("retry.now", group="g", letters=[["t", 0, 0], ["t", 0, 1]])
     dropped: list[Any] = [
-        world.client.call("recover.drop", **place, messages=[["t", 0, 1]], reason="no use")
+        world.client.call("retry.skip", group="g", letters=[["t", 0, 1]], reason="no use")
         for _operator in range(2)
     ]
     assert [reply["done"] for reply in dropped] == [[["t", 0, 1]], []]
-    assert dropped[1]["refused"] == [["t", 0, 1, "at no consumer"]]
-    late: Any = world.client.call("recover.retry", **place, messages=[["t", 0, 1]])
-    assert late["refused"] == [["t", 0, 1, "at no consumer"]]
+    assert dropped[1]["refused"] == [["t", 0, 1, "not retried: it is a dead letter"]]
+    late: Any = world.client.call("retry.now", group="g", letters=[["t", 0, 1]])
+    assert late["refused"] == dropped[1]["refused"]
     assert world.stored()["orders"] == [["t", 1, 0, 0, "retry"], ["t", 1, 0, 1, "drop"]]
     world.leave()
     adopted: list[Any] = [world.client.call("recover.adopt", **place) for _operator in range(2)]
     assert [reply["messages"] for reply in adopted] == [6, 6]
-    refused: Any = world.client.call("recover.drop", **place, messages=[["t", 0, 2]], reason="x")
-    assert "is being adopted" in refused["message"]
+    refused: Any = world.client.call("retry.skip", group="g", letters=[["t", 0, 2]], reason="x")
+    assert "is being adopted" in refused["refused"][0][3]
     world.broker.pass_time(1)
     again: Any = world.client.call("recover.adopt", **place)
     assert again["messages"] == 0

@@ -128,9 +128,10 @@ class Everything(Work):
             case 0:
                 self._call("recover.adopt", **of_store, force=True)
             case 1:
-                self._call("recover.retry", **of_store, messages=places)
+                self._call("retry.now", group=known["group"], letters=places)
             case 2:
-                self._call("recover.drop", **of_store, messages=places[:1], reason="no use")
+                change = self._rng.choice(("retry.bury", "retry.skip"))
+                self._call(change, group=known["group"], letters=places[:1], reason="no use")
 
     def _join(self, group: str) -> dict[str, Any]:
         member = self._rng.choice("ab")

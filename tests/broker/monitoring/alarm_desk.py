@@ -11,7 +11,7 @@ from txmq.config.broker import SettingsFile
 from txmq.core.transactions.decisions import DecideTransaction
 from txmq.model.message import Decision, Message
 from txmq.model.units import SECOND
-from txmq.wire.data_requests import Fetch, Opcode, pack_fetch
+from txmq.wire.data_requests import Ack, AckedRange, Fetch, Opcode, pack_ack, pack_fetch
 
 SETTINGS = SettingsFile.model_validate(
     {
@@ -74,9 +74,14 @@ class Handler:
         self._known = {"group": group, "member": "m", "generation": joined["generation"]}
         self.fetch()
 
-    def fail(self, *, offset: int = 0, **how: Any) -> None:
-        place = {"topic": "t", "partition": 0, "offset": offset}
-        self._client.call("consumer.nack", **self._known, **place, **how)
+    def fail(self, **how: Any) -> None:
+        place = {"topic": "t", "partition": 0, "offset": 0} | how
+        self._client.call("consumer.nack", **self._known, **place)
+
+    def ack(self, offset: int) -> None:
+        acked = (AckedRange("t", 0, offset, offset + 1),)
+        ack = Ack(self._known["generation"], self._group, "m", acked)
+        assert self._client.ask(Opcode.ACK, pack_ack(ack)).status == 0
 
     def set_severity(self, severity: str) -> None:
         args = {"group": self._group, "alarm_severity": severity, "operator": "ada"}

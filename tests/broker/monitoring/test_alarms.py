@@ -133,6 +133,24 @@ def test_a_plan_that_its_client_leaves_unfinished_is_told() -> None:
     assert "wait to be completed: 1, as p of group billing for 1:01:" in alarm["text"]
 
 
+def test_a_plan_that_waits_behind_its_canary_has_nothing_to_mend() -> None:
+    desk = AlarmBroker()
+    handler = Handler(desk, mode="concurrent")
+    handler.fail(dead=True)
+    handler.publish()
+    handler.fetch()
+    handler.fail(dead=True, offset=1)
+    settings = {"start": True, "canary": 1, "pause": True}
+    handler.plan("create", group="billing", select={}, settings=settings)
+    desk.broker.pass_time(1)
+    handler.fetch()
+    handler.ack(0)
+    desk.broker.pass_time(3)
+    [alarm] = desk.alarms()
+    assert alarm["name"] == "plan.waiting"
+    assert "wait to be resumed: 1, as p of group billing" in alarm["text"]
+
+
 TOLD = {
     "name": "xa.orphan",
     "severity": "critical",

@@ -135,8 +135,10 @@ def test_a_local_transaction_is_stored_and_decided_at_once(watched: Watched) -> 
     assert watched.only().name == "store t"
 
 
+@pytest.mark.parametrize("buried", [False, True])
 def test_dead_letters_and_their_replay_are_in_the_trace_of_their_message(
     watched: Watched,
+    buried: bool,  # noqa: FBT001
 ) -> None:
     watched.send(traced())
     client: Any = watched.broker.connect()
@@ -147,7 +149,9 @@ def test_dead_letters_and_their_replay_are_in_the_trace_of_their_message(
     fetch = Fetch(joined["generation"], 0, 1_000, 10, "g", "m")
     assert client.ask(Opcode.FETCH, pack_fetch(fetch)).status == 0
     watched.spans()
-    client.call("consumer.nack", **member, topic="t", partition=0, offset=0, dead=True)
+    client.call("consumer.nack", **member, topic="t", partition=0, offset=0, dead=not buried)
+    if buried:
+        client.call("retry.bury", group="g", letters=[["t", 0, 0]], reason="a bug")
     watched.broker.ask("dlq.replay", group="g", letters=[["t", 0, 0]], operator="ann", reason="r")
     letter, replay = (span for span in watched.spans() if not span.name.startswith("store"))
     for span, name in ((letter, "dead_letter t"), (replay, "replay t")):

@@ -70,6 +70,33 @@ async def test_failed_messages_are_retried_here_and_settled_at_the_broker(
     assert await all_processed(client, group)
 
 
+async def test_an_operator_hastens_edits_and_skips_what_a_live_store_retries(
+    face: Face, real: RealBroker, tmp_path: Path
+) -> None:
+    client, topic, group, failing = face.connect(real.url), fresh("t"), fresh("g"), Failing()
+    await send(client, topic, 3, keys=3)
+    named: dict[str, Any] = {"operator": "kim", "reason": "a test"}
+    consumer = await consumer_of(client, group, topic, tmp_path, retry=MUCH_LATER, session=1)
+    async with face.consuming(consumer, failing.attempt, workers=2):
+        await face.until(lambda: consumer.stats.stored == 3)
+        letters: dict[str, Any] = {}
+
+        async def are_told() -> bool:
+            async for one in client.letters(group, states=["local"]):
+                letters[one.key] = one
+            return len(letters) == 3
+
+        await face.until(are_told)
+        assert (await client.retry_now(group, [letters["k0"]], operator="kim")).refused == []
+        assert await client.edit_letter(letters["k1"], body=b"mended", **named) == 1
+        assert (await client.skip_retries(group, [letters["k2"]], **named)).refused == []
+        assert (await client.retry_now(group, [letters["k1"]], operator="kim")).refused == []
+        await face.until(lambda: {("m00", 2), ("mended", 2)} <= {*failing.attempts})
+        await face.until(lambda: consumer.stats.stored == 0)
+    assert ("m02", 2) not in failing.attempts
+    assert await all_processed(client, group)
+
+
 async def test_what_fails_for_good_is_a_dead_letter_with_its_attempts(
     face: Face, real: RealBroker, tmp_path: Path
 ) -> None:

@@ -26,8 +26,11 @@ def check(
     group: ConsumerGroup,
     keys: Mapping[MessageRef, int | None],
     ended: AbstractSet[MessageRef],
+    buried: AbstractSet[MessageRef] = frozenset(),
 ) -> None:
-    """Check a group. `ended` are messages that were acked or abandoned."""
+    """Check a group. `ended` are messages that were acked or abandoned, `buried` those
+    of which an operator has made letters.
+    """
     rows = moved_rows(state, group)
     settled: set[MessageRef] = set()
     for tp in group.positions:
@@ -42,7 +45,7 @@ def check(
     check_indexes(state, group, rows)
     check_stores(state, group, rows)
     check_fences(state, group, rows, keys)
-    check_histories(state, group, rows)
+    check_histories(state, group, {m: row for m, row in rows.items() if m not in buried})
     check_letter_index(state, group, rows)
 
 

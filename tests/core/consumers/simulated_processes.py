@@ -56,6 +56,7 @@ class ConsumerLedger:
     done: set[Message] = field(default_factory=set)
     abandoned: set[Message] = field(default_factory=set)
     was_letter: set[Message] = field(default_factory=set)
+    buried: set[Message] = field(default_factory=set)  # made letters by an operator
     deliveries: Counter[Message] = field(default_factory=Counter)  # those that count
     # consumers that were lost with a message
     deaths: Counter[Message] = field(default_factory=Counter)

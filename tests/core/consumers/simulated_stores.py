@@ -16,12 +16,12 @@ from txmq.core.consumers import store_reports
 from txmq.core.consumers.commands import (
     AdoptStore,
     AdvanceGroupWork,
-    DropStored,
+    ChangeRetries,
     ReportStored,
-    RetryStored,
+    RetryChange,
     StoredEntry,
 )
-from txmq.core.events.consumers import StoreMessagesDropped, StoreReported
+from txmq.core.events.consumers import RetriesChanged, StoreReported
 from txmq.core.events.outcome import Rejected
 from txmq.core.state import local_stores
 from txmq.core.state.failed_rows import FailedKind, decode_move
@@ -81,11 +81,12 @@ class StoringClients(Clients, ABC):
         since = len(self.log)
         reply = super().do(command)
         for event in self.events(since):
-            if isinstance(event, StoreReported | StoreMessagesDropped):
+            if isinstance(event, StoreReported | RetriesChanged):
                 ledger = self.ledgers[self.state.groups.by_id[event.group_id].name]
                 moves = [decode_move(move) for move in event.moves]
                 for topic_id, partition, offset, row in moves:
-                    ledger.deliveries[topic_id, partition, offset] = row.attempt
+                    if isinstance(event, StoreReported):
+                        ledger.deliveries[topic_id, partition, offset] = row.attempt
                     if row.kind == FailedKind.ABANDONED:
                         ledger.abandoned.add((topic_id, partition, offset))
             if isinstance(event, StoreReported):
@@ -347,9 +348,10 @@ class StoringClients(Clients, ABC):
         if not group.has_owner(store) or store.adopted:
             self.adopt(group.name, store_id)
         elif messages and chance < 0.5:
-            self.do(RetryStored(group.name, store_id, messages[:2]))
+            self.do(ChangeRetries(group.name, RetryChange.NOW, messages[:2]))
         elif messages and chance < 0.65:
-            assert not self.do(DropStored(group.name, store_id, messages[:1], "no use")).refused
+            skip = ChangeRetries(group.name, RetryChange.SKIP, messages[:1], "no use")
+            assert not self.do(skip).refused
 
     def local_messages(self, group: str, store_id: bytes) -> list[Message]:
         """Return the messages that the broker knows in a store."""

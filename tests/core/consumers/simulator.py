@@ -21,17 +21,21 @@ from txmq.core.consumers.commands import (
     AbandonLetters,
     AdoptStore,
     AdvanceGroupWork,
+    ChangeRetries,
     ExpireLeases,
     LeaveGroup,
     PauseGroup,
     Rebalance,
     ReplayLetters,
     ResetPosition,
+    RetryChange,
 )
 from txmq.core.consumers.fetch_choice import ChosenCandidates, choose_candidates
 from txmq.core.consumers.letter_views import list_letters
 from txmq.core.events.consumers import Delivered, Returned
-from txmq.core.state import failed_messages
+from txmq.core.state import failed_messages, local_stores
+from txmq.core.state.failed_rows import FailedKind
+from txmq.core.state.local_stores import StoreOrder
 from txmq.core.topics.topics import GrowTopic
 from txmq.core.transactions.decisions import DecideTransaction
 from txmq.model.message import Decision
@@ -42,6 +46,10 @@ if TYPE_CHECKING:
 
     import pytest
 
+    from txmq.core.state.consumer_groups import ConsumerGroup
+    from txmq.core.state.failed_rows import FailedMessage
+
+RETRIED = (FailedKind.RETRY, FailedKind.LOCAL)
 KEYS = 6
 MOST_PARTITIONS = 5
 
@@ -73,7 +81,7 @@ class Sim(StoringClients):
         for group_id in by_id if None in touched else touched & by_id.keys():
             group = by_id[group_id]
             ledger = self.ledgers[group.name]
-            check(self.state, group, self.keys, ledger.done | ledger.abandoned)
+            check(self.state, group, self.keys, ledger.done | ledger.abandoned, ledger.buried)
 
     def produce(self) -> None:
         topic = self.random.choice(list(PARTITIONS))
@@ -265,6 +273,44 @@ class Sim(StoringClients):
             assert self.do(AbandonLetters(group, named, "no use")).refused == ()
             self.ledgers[group].abandoned.update(some)
 
+    def touch_retries(self) -> None:
+        """Let an operator retry, bury or skip messages that wait for an attempt."""
+        group = self.group(self.random.choice(self.names_of_groups()))
+        ledger, rows_before = self.ledgers[group.name], moved_rows(self.state, group)
+        retried = [m for m, row in rows_before.items() if row.kind in RETRIED]
+        some = self.random.sample(retried, min(len(retried), 3))
+        change = self.random.choice([*RetryChange])
+        named = tuple((self.topic_names[t], partition, offset) for t, partition, offset in some)
+        reply = self.do(ChangeRetries(group.name, change, named, "why"))
+        places = dict(zip(named, some, strict=True))
+        done = {places[place] for place in reply.done}
+        left = {places[one[:3]] for one in reply.refused}
+        assert done.isdisjoint(group.leased_rows), "it was taken from a member"
+        if change is RetryChange.BURY:
+            ledger.buried |= done
+        for message, row in moved_rows(self.state, group).items():
+            if message in left:
+                assert row == rows_before[message], "what was refused was changed"
+            elif message in done:
+                self.check_touched(group, change, message, rows_before[message])
+
+    def check_touched(
+        self, group: ConsumerGroup, change: RetryChange, message: Message, before: FailedMessage
+    ) -> None:
+        """Check what became of a message that an operator has changed."""
+        row = moved_rows(self.state, group)[message]
+        assert (row.attempt, row.error_type) == (before.attempt, before.error_type)
+        if change is RetryChange.NOW:
+            order = local_stores.order_of(self.state, group, row.store, message)
+            at_store = row.kind == FailedKind.LOCAL and order is not None
+            assert at_store or (row.kind == FailedKind.RETRY and row.due <= self.now)
+            return
+        kind = FailedKind.LETTER if change is RetryChange.BURY else FailedKind.ABANDONED
+        assert (row.kind, row.reason) == (kind, "why")
+        if before.store in group.stores and group.has_owner(group.stores[before.store]):
+            order = local_stores.order_of(self.state, group, before.store, message)
+            assert order is StoreOrder.DROP, "its store goes on with it"
+
     def names_of_groups(self) -> list[str]:
         """Return the joined groups: of broadcast members their own groups."""
         return [group.name for group in self.state.groups.by_id.values() if group.positions]
@@ -364,6 +410,10 @@ FLAPPING = STEPS | {
     "visit_store": 80, "order_stores": 5, "cut": 8, "lose": 8, "die": 2, "again": 5, "produce": 15,
     "tick": 8, "reset": 1.5,
 }  # fmt: skip
+
+
+# of runs in which operators touch what is retried
+TOUCHED = FLAPPING | {"touch_retries": 25, "visit_store": 40, "cut": 2}
 
 
 def replayed_equals(sim: Sim) -> None:

@@ -310,7 +310,7 @@ def test_a_letter_can_be_replayed(world: ConsumersWorld) -> None:
     assert world.group().letters == 0
     assert world.fetch("a") == [Received("t", 0, 0, 1)]
     refused = world.do(ReplayLetters("g", (("t", 0, 0),))).refused
-    assert refused == (("t", 0, 0, "not dead: it is being retried"),)
+    assert refused == (("t", 0, 0, "not dead: it is retried, see txmq retry"),)
     fail_until_dead(world, 0)
     row = moved_row(world, 0)
     assert row is not None

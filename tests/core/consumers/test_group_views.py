@@ -121,7 +121,10 @@ def test_a_letter_is_described_with_its_history(world: ConsumersWorld) -> None:
         "parked_behind": 2, "dead_at": world.now, "first_failed_at": world.now, "reserved_by": None,
     }  # fmt: skip
     assert {name: letter.fields[name] for name in expected} == expected
-    for topic, offset in (("t", 1), ("t", 99), ("x", 0), ("t", -1)):
+    retried = letter_views.describe_letter(world.state, "g", "t", 0, 1)
+    assert not isinstance(retried, Rejected)
+    assert retried.fields["state"] == "retrying"
+    for topic, offset in (("t", 99), ("x", 0), ("t", -1)):
         refused = letter_views.describe_letter(world.state, "g", topic, 0, offset)
         assert isinstance(refused, Rejected)
         assert refused.error is UnknownLetter
@@ -140,6 +143,10 @@ def test_letters_are_counted_by_their_common_fields(world: ConsumersWorld) -> No
     world.nack("a", 4, partition=1, dead=True, failure=FailureReport("ValueError", "", "f1"))
     stats = stats_of(world)
     print_1, print_2 = stats.pop("fingerprints")
+    top = stats.pop("top_keys")
+    assert [one["letters"] for one in top] == [1, 1, 1]
+    keys = {world.keys[1, one["partition"], one["offset"]] for one in top}
+    assert keys == {one["key_hash"] for one in top}
     ages = {"1h": 3, "1d": 0, "7d": 0, "30d": 0, "older": 0}
     assert print_1 == {
         "fingerprint": "f1", "error_type": "ValueError", "letters": 2, "first_at": first,
@@ -151,13 +158,12 @@ def test_letters_are_counted_by_their_common_fields(world: ConsumersWorld) -> No
         "notes": [], "by_state": {"open": 3}, "other_fingerprints": 0, "counted": 3,
         "by_fingerprint": {"f1": 2, "f2": 1},
         "by_error_type": {"ValueError": 2, "KeyError": 1}, "by_topic": {"t": 3}, "keys": 3,
-        "most_of_one_key": 1,
         "replayed": 0, "oldest": first, "newest": world.now,
     }  # fmt: skip
     json.dumps(stats)
     chosen, steps = LetterSelection(), letter_stats.count
     fewer = run_to_end(steps(world.state, world.group(), chosen, world.now, None, count_keys=False))
-    assert (fewer["keys"], fewer["most_of_one_key"], fewer["counted"]) == (None, None, 3)
+    assert (fewer["keys"], fewer["top_keys"], fewer["counted"]) == (None, [], 3)
 
 
 def test_only_the_most_frequent_kinds_of_letters_are_named(

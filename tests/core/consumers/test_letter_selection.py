@@ -53,7 +53,7 @@ def walks_hold(seed: int) -> None:
         world.turn()
     for _ in range(6):
         selection, size = world.selection(), world.random.choice((1, 2, 5))
-        staying, found = set(world.naive(selection)), list[Found]()
+        staying, found = world.past(selection), list[Found]()
         at: ScanPosition | None = None
         while True:
             page, at = world.page(selection, at, size)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.core.consumers.invariants import moved_rows
-from tests.core.consumers.simulator import FLAPPING, Sim, run_steps, shorten_pauses
+from tests.core.consumers.simulator import FLAPPING, TOUCHED, Sim, run_steps, shorten_pauses
 from tests.core.consumers.simulator import STEPS as STEPS_OF_ALL
 from txmq.core import machine
 from txmq.core.consumers import (
@@ -22,6 +22,7 @@ from txmq.core.consumers import (
     fetch_choice,
     key_fences,
     leases,
+    retries,
     store_reports,
 )
 from txmq.core.consumers.authorization import find_member
@@ -347,3 +348,65 @@ def test_a_planted_bug_of_stores_is_found(
     bug: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     find(bug, monkeypatch, FLAPPING)
+
+
+@pytest.mark.parametrize("seed", range(FLAPPING_SEEDS))
+def test_operators_who_touch_what_is_retried_break_no_order_and_lose_nothing(seed: int) -> None:
+    run(seed, TOUCHED)
+
+
+def a_touch_takes_a_message_from_its_member(patch: pytest.MonkeyPatch) -> None:
+    refusal = retries.waiting_refusal
+
+    def careless(state: Any, group: Any, ref: Any, row: Any) -> str:
+        return "" if ref in group.leased_rows else refusal(state, group, ref, row)
+
+    patch.setattr(retries, "waiting_refusal", careless)
+
+
+def a_skipped_message_holds_its_key(patch: pytest.MonkeyPatch) -> None:
+    def held(self: FailureChanges, ref: Any, row: Any, reason: str) -> None:
+        closed = self._numbered(row)._replace(kind=FailedKind.ABANDONED, reason=reason)
+        self._moves.append(Move(ref[0], ref[1], ref[2], closed))
+
+    patch.setattr(FailureChanges, "drop", held)
+
+
+def a_buried_message_lets_its_key_go(patch: pytest.MonkeyPatch) -> None:
+    def freed(self: FailureChanges, ref: Any, row: Any) -> None:
+        dead = self._numbered(row._replace(kind=FailedKind.LETTER))
+        self._moves.append(Move(ref[0], ref[1], ref[2], dead))
+        self.processed(ref, row.key_hash)
+
+    class Freeing(FailureChanges):
+        dead_letter = freed
+
+    patch.setattr(retries, "FailureChanges", Freeing)
+
+
+def a_hastened_message_begins_anew(patch: pytest.MonkeyPatch) -> None:
+    class Forgetful(FailureChanges):
+        def retry(self, ref: Any, row: Any, due: int) -> None:
+            super().retry(ref, row._replace(attempt=0), due)
+
+    patch.setattr(retries, "FailureChanges", Forgetful)
+
+
+def a_store_keeps_what_was_buried(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(retries, "_leave_store", lambda *_: None)
+
+
+@pytest.mark.parametrize(
+    "bug",
+    [
+        a_touch_takes_a_message_from_its_member,
+        a_skipped_message_holds_its_key,
+        a_buried_message_lets_its_key_go,
+        a_hastened_message_begins_anew,
+        a_store_keeps_what_was_buried,
+    ],
+)
+def test_a_planted_bug_of_touched_retries_is_found(
+    bug: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    find(bug, monkeypatch, TOUCHED)

@@ -12,14 +12,14 @@ from txmq.core.consumers.authorization import find_group
 from txmq.core.consumers.commands import (
     AdoptStore,
     AdvanceGroupWork,
+    ChangeRetries,
     CloneGroup,
     DeleteGroup,
-    DropStored,
     ExpireLeases,
     LeaveGroup,
     ReportStored,
     ResetPosition,
-    RetryStored,
+    RetryChange,
     StoredEntry,
 )
 from txmq.core.consumers.stall_reasons import StallContext, stall_reason
@@ -187,7 +187,7 @@ def test_a_stored_message_of_the_lost_part_of_a_log_is_unknown(world: StoreWorld
 
 def test_messages_of_a_deleted_topic_leave_the_store(world: StoreWorld) -> None:
     world.report("a", (0, "stored"), (1, "stored"))
-    world.do(RetryStored("g", STORE, (("t", 0, 0),)))
+    world.do(ChangeRetries("g", RetryChange.NOW, (("t", 0, 0),)))
     world.delete_topic("t")
     assert (world.kinds(), world.group().stores) == ({}, {})
     assert world.report("a", (0, "stored"), (1, "acked")) == ["unknown"] * 2
@@ -196,8 +196,8 @@ def test_messages_of_a_deleted_topic_leave_the_store(world: StoreWorld) -> None:
 
 def test_a_deleted_group_takes_stores_and_orders_with_it(world: StoreWorld) -> None:
     world.report("a", (0, "stored"), (1, "stored"))
-    world.do(RetryStored("g", STORE, (("t", 0, 0),)))
-    world.do(DropStored("g", STORE, (("t", 0, 1),), "no use"))
+    world.do(ChangeRetries("g", RetryChange.NOW, (("t", 0, 0),)))
+    world.do(ChangeRetries("g", RetryChange.SKIP, (("t", 0, 1),), "no use"))
     world.leave("a")
     world.do(DeleteGroup("g"))
     while world.do(AdvanceGroupWork()).more:
@@ -419,8 +419,8 @@ def test_a_due_retry_of_an_old_copy_is_not_settled_by_it(world: StoreWorld) -> N
 
 def test_a_retry_order_comes_until_the_store_obeys(world: StoreWorld) -> None:
     world.report("a", (1, "stored"), due=500)
-    reply: Any = world.do(RetryStored("g", STORE, (("t", 0, 1), ("t", 0, 2))))
-    assert (reply.done, [one[3] for one in reply.refused]) == ((("t", 0, 1),), ["at no consumer"])
+    reply: Any = world.do(ChangeRetries("g", RetryChange.NOW, (("t", 0, 1), ("t", 0, 2))))
+    assert (reply.done, [one[:3] for one in reply.refused]) == ((("t", 0, 1),), [("t", 0, 2)])
     for _ in range(2):
         assert world.ask("a") == [(1, StoreOrder.RETRY)]
     world.report("a", (1, "stored"), due=500)
@@ -428,15 +428,15 @@ def test_a_retry_order_comes_until_the_store_obeys(world: StoreWorld) -> None:
     world.report("a", (1, "stored"), due=100)
     assert world.ask("a") == []
     world.leave("a")
-    refused: Any = world.do(RetryStored("g", STORE, (("t", 0, 1),)))
-    assert refused.error is Conflict
+    late: Any = world.do(ChangeRetries("g", RetryChange.NOW, (("t", 0, 1),)))
+    assert (late.done, "has no owner" in late.refused[0][3]) == ((), True)
 
 
 def test_a_dropped_message_is_an_abandoned_letter_with_its_reason(world: StoreWorld) -> None:
     world.report("a", (0, "stored"), (3, "stored"))
-    refused: Any = world.do(DropStored("g", STORE, (("t", 0, 0),), ""))
+    refused: Any = world.do(ChangeRetries("g", RetryChange.SKIP, (("t", 0, 0),), ""))
     assert refused.error is BadRequest
-    world.do(DropStored("g", STORE, (("t", 0, 0),), "a duplicate", "eve"))
+    world.do(ChangeRetries("g", RetryChange.SKIP, (("t", 0, 0),), "a duplicate", "eve"))
     row = moved_rows(world.state, world.group())[1, 0, 0]
     assert (row.kind, row.reason, row.store) == (FailedKind.ABANDONED, "a duplicate", b"")
     assert world.ask("a") == [(0, StoreOrder.DROP)]
@@ -500,11 +500,11 @@ def test_of_two_copies_of_a_store_only_the_later_members_counts(world: StoreWorl
 
 def test_orders_and_reports_while_a_store_is_being_adopted(world: StoreWorld) -> None:
     world.report("a", (0, "stored"))
-    world.do(RetryStored("g", STORE, (("t", 0, 0),)))
+    world.do(ChangeRetries("g", RetryChange.NOW, (("t", 0, 0),)))
     world.do(AdoptStore("g", STORE, force=True))
     assert world.report("a", (0, "acked")) == ["elsewhere"]
-    refused: Any = world.do(RetryStored("g", STORE, (("t", 0, 0),)))
-    assert refused.error is Conflict
+    refused: Any = world.do(ChangeRetries("g", RetryChange.NOW, (("t", 0, 0),))).refused
+    assert refused == (("t", 0, 0, "its store is being adopted"),)
     assert world.adopt().messages == 1
     assert world.group().stores[STORE].orders == 0
 

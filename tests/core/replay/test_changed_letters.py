@@ -22,8 +22,10 @@ from txmq.core import machine
 from txmq.core.consumers.commands import (
     AdvanceGroupWork,
     AlterGroup,
+    ChangeRetries,
     RequestedSettings,
     ResetPosition,
+    RetryChange,
 )
 from txmq.core.consumers.letter_edits import EditLetter
 from txmq.core.consumers.letter_exports import NoteExported
@@ -33,6 +35,7 @@ from txmq.core.replay.abandoning import AbandonNextLetters, AbandonPlan, LeavePl
 from txmq.core.replay.cleanup import EndLostLetters
 from txmq.core.retention.relocation import RepointMessages, RetainedMessage
 from txmq.core.state import failed_messages
+from txmq.core.state.failed_rows import FailedKind
 from txmq.core.state.plans import PlanState
 
 if TYPE_CHECKING:
@@ -58,7 +61,7 @@ class ChangedWorld(OrderedWorld):
         acts = {
             self.alter: 1, self.edit: 2, self.export: 2, self.leave: 2, self.order_end: 0.5,
             self.abandon_next: 3, self.try_one: 1, self.relocate: 2, self.rewind: 0.1,
-            self.end_lost: 1, self.produce_many: 2,
+            self.end_lost: 1, self.produce_many: 2, self.touch_retries: 2,
         }  # fmt: skip
         [act] = self.random.choices([*acts], [*acts.values()])
         act()
@@ -109,6 +112,23 @@ class ChangedWorld(OrderedWorld):
             at = COPIES + 100 * self.copies
             original = None if row.edits else (at + 20, 10)
             self.do(EditLetter("o", place, row.edits, (at, 10), original, "ada", "wrong"))
+
+    def touch_retries(self) -> None:
+        """Retry, bury, skip or edit what plans have put back, and other retries."""
+        found = moved_rows(self.state, self.group("o"))
+        retried = [ref[2] for ref, row in found.items() if row.kind == FailedKind.RETRY]
+        some = self.random.sample(retried, min(len(retried), self.random.randint(1, 4)))
+        change = self.random.choice([*RetryChange])
+        places = tuple(("a", 0, offset) for offset in some)
+        reply = self.do(ChangeRetries("o", change, places, "why", "ada"))
+        assert {place[2] for place in reply.done}.isdisjoint(self.held)
+        for offset in set(retried) - set(some) if self.random.random() < 0.5 else ():
+            row = found[1, 0, offset]
+            self.copies += 1
+            at = COPIES + 100 * self.copies
+            original = None if row.edits else (at + 20, 10)
+            edit = ("a", 0, offset), row.edits, (at, 10), original, "ada", "wrong"
+            self.do(EditLetter("o", *edit))
 
     def export(self) -> None:
         if (found := self._letter()) is not None:

@@ -35,9 +35,9 @@ def run_install(dsn: str) -> None:
         install(connection)
 
 
-def run_check(dsn: str) -> list[str]:
+def run_check(dsn: str, *, service: bool = False) -> list[str]:
     with closing(connect(dsn, application_name="test")) as connection:
-        return check(connection)
+        return check(connection, service=service)
 
 
 def tables(dsn: str) -> list[tuple[object, ...]]:
@@ -262,10 +262,13 @@ def test_grants_as_documented_are_what_brokers_and_services_need(empty_database:
         )
         rows(empty_database, before)
         run_install(broker_dsn)
+        lacking = run_check(services_dsn, service=True)
+        assert any("may not INSERT on txmq_token" in remark for remark in lacking)
         [blind] = run_check(broker_dsn)
         assert f"{broker} owns txmq_timeline_history" in blind
         rows(empty_database, after)
         assert run_check(broker_dsn) == []
+        assert run_check(services_dsn, service=True) == []
         assert {remark.partition(":")[0] for remark in run_check(services_dsn)} == {
             "the role may not INSERT on txmq_broker",  # only brokers do
             "the role may not UPDATE on txmq_broker",

@@ -22,10 +22,13 @@ Parse = Callable[[str], Any]
 MATCHING = "matching"  # a field: all letters of the filter, not only those of the page
 DANGEROUS = frozenset({
     "topic.grow", "topic.delete", "group.reset", "group.delete", "user.delete", "tx.decide",
-    "xa.forget", "dlq.abandon", "plan.cancel", "plan.abandon", "plan.delete", "clock.confirm",
+    "xa.forget", "dlq.abandon", "retry.skip", "plan.cancel", "plan.abandon", "plan.delete",
+    "clock.confirm",
 })  # fmt: skip
 # they go on where a reply ends, until there is no `next`
-CONTINUED = {"dlq.replay", "dlq.abandon", "dlq.redrive"}
+CONTINUED = {
+    "dlq.replay", "dlq.abandon", "dlq.redrive", "retry.now", "retry.bury", "retry.skip",
+}  # fmt: skip
 
 
 class WrongForm(LocalProtocolError):
@@ -274,6 +277,23 @@ ROWS = (
         "What is parked behind them is delivered.",
         _selected,
     ),
+    Action("retry.now", "Retry now", LETTERS, makes=_selected),
+    Action(
+        "retry.bury",
+        "Bury",
+        LETTERS,
+        "The messages have no further attempt: they are dead letters, to be replayed or "
+        "abandoned later.",
+        _selected,
+    ),
+    Action(
+        "retry.skip",
+        "Skip",
+        LETTERS,
+        "The messages are closed for good, and are not delivered again. "
+        "What is parked behind them is delivered.",
+        _selected,
+    ),
     Action(
         "dlq.redrive",
         "Copy",
@@ -283,9 +303,9 @@ ROWS = (
     ),
     Action(
         "dlq.edit",
-        "Edit the letter",
+        "Edit the message",
         {**LETTER, "edits": number, "body": body, "headers": headers, "revert": flag},
-        "The letter is delivered with the new version; what was published is kept.",
+        "The message is delivered with the new version; what was published is kept.",
     ),
     Action("dlq.try", "Try once", {**LETTER, "member": text}),
     Action("dlq.note", "Save the note", {**GROUP, "fingerprint": text, "text": str}),

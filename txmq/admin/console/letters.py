@@ -15,7 +15,13 @@ from txmq.admin.console.life import life_of
 from txmq.admin.console.listing import MAX_CALLS, SCANNED
 from txmq.admin.console.page import Page, PageRequest, Refused, View
 from txmq.errors import MessagesDamaged
-from txmq.model.letter_filter import InvalidFilter, LetterFilter, format_filter, parse_filter
+from txmq.model.letter_filter import (
+    RETRIED,
+    InvalidFilter,
+    LetterFilter,
+    format_filter,
+    parse_filter,
+)
 from txmq.model.units import MILLISECOND
 
 if TYPE_CHECKING:
@@ -33,8 +39,8 @@ EDITABLE = ("text", "json", "cloudevent")  # kinds of bodies that can be edited 
 
 
 async def groups(request: PageRequest) -> View:
-    """List the groups that have dead letters, those with the most first; or the
-    letters of a filter that names a group.
+    """List the groups that have dead letters or retries, those with the most letters
+    first; or the letters of a filter that names a group.
     """
     wrong: InvalidFilter | None = None
     if written := request.text("filter"):
@@ -51,11 +57,14 @@ async def groups(request: PageRequest) -> View:
     for _ in range(MAX_CALLS):
         reply = await request.ask("group.list", after=after, limit=SCANNED)
         looked += len(reply["groups"])
-        found += [one for one in reply["groups"] if one["letters"]]
+        retried = [
+            one | {"retried": one["retrying"] + one["at_consumers"]} for one in reply["groups"]
+        ]
+        found += [one for one in retried if one["letters"] or one["retried"]]
         after = reply["next"] or ""
         if not after:
             break
-    found.sort(key=lambda one: (-one["letters"], one["group"]))
+    found.sort(key=lambda one: (-one["letters"], -one["retried"], one["group"]))
     return View(
         "letter_groups.html",
         {
@@ -64,6 +73,7 @@ async def groups(request: PageRequest) -> View:
             "looked": looked,
             "wrong": wrong,
             "more": bool(after),
+            "retries": format_filter({"states": RETRIED}),
         },
     )
 
@@ -109,6 +119,8 @@ async def letters(request: PageRequest) -> View:
             ],
             "link": _with(select),
             "plan": _plan_name(group, request.now),
+            "is_retried": {*select.get("states", ("open",))} <= {*RETRIED},
+            "retries": format_filter({"states": RETRIED}),
         },
     )
 
@@ -174,6 +186,7 @@ async def letter(request: PageRequest) -> View:
     decoded = await _decoded(request, shown)
     at = f"{place['topic']}/{place['partition']}/{place['offset']}"
     events = await life_of(request, shown)
+    is_retried = shown["state"] in RETRIED
     may_life = request.may(
         "message.life", topic=shown["topic"], partition=shown["partition"], offset=shown["offset"]
     )
@@ -188,6 +201,8 @@ async def letter(request: PageRequest) -> View:
             "events": events,
             "is_open": shown["state"] in ("open", "dead")
             and not (shown["reserved_by"] or shown["plan"]),
+            "is_retried": is_retried,
+            "may_retry": is_retried and not (shown["reserved_by"] or shown["plan"]),
             "members": await _members(request, shown["group"]),
         },
     )

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from jinja2 import DictLoader, Environment, StrictUndefined
 from markupsafe import Markup, escape
 
+from txmq.model.decider import branch_in_words, decided_by
 from txmq.model.tracebacks import last_line
 from txmq.model.units import SECOND
 
@@ -152,6 +153,8 @@ class Templates:
                 moment,
                 gist,
                 setting,
+                decided_by,
+                branch_in_words,
             )
         }
 

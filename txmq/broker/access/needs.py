@@ -305,7 +305,9 @@ CALLS: dict[str, CallNeeds] = {
     "checks.answer": _of_token("write"),
     **dict.fromkeys(("dlq.list", "dlq.show", "dlq.stats", "dlq.tried"), _of_group("describe")),
     **dict.fromkeys(
-        ("dlq.replay", "dlq.abandon", "dlq.exported", "dlq.try", "dlq.note"), _of_group("operate")
+        ("dlq.replay", "dlq.abandon", "dlq.exported", "dlq.try", "dlq.note", "retry.now",
+         "retry.bury", "retry.skip", "recover.adopt"),
+        _of_group("operate"),
     ),
     "dlq.edit": _edit,
     "dlq.redrive": _redrive,
@@ -323,9 +325,6 @@ CALLS: dict[str, CallNeeds] = {
     "policy.list": _always(*SHOW_CLUSTER),
     "recover.list": _stores,
     "recover.show": _of_group("describe"),
-    **dict.fromkeys(
-        ("recover.retry", "recover.drop", "recover.adopt"), _of_group("operate")
-    ),
     "recover.tell": _of_group("read"),
     "message.recall": _recall,
     "message.delayed": _delayed,

@@ -1,4 +1,5 @@
-"""Control calls of dead letters: list, count, show, replay and abandon them.
+"""Control calls of dead letters, and of messages that are retried: list, count, show
+and change them.
 
 A call that selects letters reads a bounded number of them, in steps between which other
 connections have their turns. Its reply says where to go on, and how many letters it has
@@ -10,6 +11,7 @@ from __future__ import annotations
 import json
 from base64 import b64encode
 from collections import Counter
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from txmq.batch import BatchView, single_row
@@ -157,7 +159,7 @@ class SelectedLetters:
 
 
 class DeadLetterCalls:
-    """Calls of operators about dead letters."""
+    """Calls of operators about dead letters, and messages that are retried."""
 
     def __init__(self, engine: Engine, turns: TurnWork) -> None:
         self._engine, self.turns = engine, turns
@@ -168,6 +170,7 @@ class DeadLetterCalls:
             "dlq.stats": self.stats,
             "dlq.replay": self.replay,
             "dlq.abandon": self.abandon,
+            **{f"retry.{one.name.lower()}": partial(self.retry, one) for one in core.RetryChange},
             "dlq.exported": self.note_exported,
             "dlq.try": self.try_one,
             "dlq.tried": self.tried,
@@ -272,11 +275,15 @@ class DeadLetterCalls:
             return selected
         group, judge = selected.group, selected.judge()
         chosen = core_selection(selected.args)
-        return (
-            yield from letter_stats.count(
-                self.state, group, chosen, self.now(), judge, count_keys=args.keys
-            )
+        counted = yield from letter_stats.count(
+            self.state, group, chosen, self.now(), judge, count_keys=args.keys
         )
+        for row in counted["top_keys"]:
+            place = (row.pop("topic"), row.pop("partition"), row.pop("offset"))
+            letter = letter_views.describe_letter(self.state, args.group, *place)
+            known = {} if isinstance(letter, Rejected) else self.fields_of(letter, bodies=False)
+            row["key"] = known.get("key")  # None = its letter is gone, or damaged
+        return counted
 
     def _views(self, letters: Sequence[LetterView], *, bodies: bool) -> Iterator[dict[str, Any]]:
         """Return the letters that can be shown. Without bodies, a damaged letter is
@@ -365,6 +372,20 @@ class DeadLetterCalls:
                 operators.group(args.group),
                 args,
                 core.AbandonLetters(args.group, letters, reason, by),
+            ),
+        )
+
+    def retry(self, change: core.RetryChange, call: CallContext, args: wire.DlqReplay) -> None:
+        """Change messages that are retried."""
+        by, of_group = operator_note(args), operators.group(args.group)
+        self._change(
+            call,
+            args,
+            lambda messages: audited(
+                f"retry.{change.name.lower()}",
+                of_group,
+                args,
+                core.ChangeRetries(args.group, change, messages, args.reason, by),
             ),
         )
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from txmq.broker.engine.engine import Engine
     from txmq.broker.engine.turn_work import TurnWork
-    from txmq.core.consumers.store_orders import AdoptReply
+    from txmq.core.consumers.store_adoption import AdoptReply
     from txmq.core.consumers.store_reports import StoreReply
     from txmq.core.state.consumer_groups import ConsumerGroup, MessageRef
     from txmq.core.steps import Steps
@@ -52,8 +52,6 @@ class RecoverCalls:
             "consumer.stored": self.stored,
             "recover.list": self.list_stores,
             "recover.show": self.show,
-            "recover.retry": self.retry,
-            "recover.drop": self.drop,
             "recover.adopt": self.adopt,
             "recover.tell": self.tell,
         }
@@ -221,18 +219,6 @@ class RecoverCalls:
                 if bodies:
                     return
                 yield message.fields | UNREADABLE | {"damaged": error.message}
-
-    def retry(self, call: CallContext, args: wire.RecoverRetry) -> None:
-        store = bytes.fromhex(args.store)
-        command = core.RetryStored(args.group, store, args.messages, operator_note(args))
-        acted = audited("recover.retry", operators.group(args.group), args, command)
-        self._engine.submit(acted, then(call.answer, lambda reply: reply._asdict()))
-
-    def drop(self, call: CallContext, args: wire.RecoverDrop) -> None:
-        store, by = bytes.fromhex(args.store), args.operator or ""
-        command = core.DropStored(args.group, store, args.messages, args.reason, by)
-        acted = audited("recover.drop", operators.group(args.group), args, command)
-        self._engine.submit(acted, then(call.answer, lambda reply: reply._asdict()))
 
     def adopt(self, call: CallContext, args: wire.RecoverAdopt) -> None:
         store = bytes.fromhex(args.store)

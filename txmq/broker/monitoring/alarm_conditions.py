@@ -12,7 +12,7 @@ from txmq.broker.data_directory.retention_service import TRANSACTIONS
 from txmq.broker.monitoring.liveness import SILENT_S
 from txmq.broker.reactor.steady_clock import BELIEVED_US
 from txmq.core.consumers.key_fences import is_stopped
-from txmq.core.state.plans import PlanState
+from txmq.core.state.plans import CANARY_IS_THROUGH, PlanState
 from txmq.core.transactions import indexes
 from txmq.core.transactions.indexes import ListKind
 from txmq.core.transactions.model import get
@@ -315,7 +315,8 @@ def alarms_undelivered(seen: Conditions) -> str:
 
 
 def plan_paused(seen: Conditions) -> str | Raised:
-    paused = [plan for plan in seen.state.plans.active.values() if plan.state is PlanState.PAUSED]
+    plans = [plan for plan in seen.state.plans.active.values() if plan.state is PlanState.PAUSED]
+    paused = [plan for plan in plans if plan.why != CANARY_IS_THROUGH]
     if not paused:
         return ""
     plan = min(paused, key=lambda one: one.changed_at)
@@ -331,7 +332,9 @@ def plan_waiting(seen: Conditions) -> str | Raised:
     if not waiting:
         return ""
     plan = min(waiting, key=lambda one: one.changed_at)
-    what = "to be completed" if plan.state is PlanState.BUILDING else "for an approval"
+    what = {PlanState.BUILDING: "to be completed", PlanState.PAUSED: "to be resumed"}.get(
+        plan.state, "for an approval"
+    )
     return Raised(
         f"replay plans that wait {what}: {len(waiting)}, as {plan.name} of group {plan.group} "
         f"for {seen.age(plan.changed_at)}: {plan.letters} letters, made by {plan.by}",
@@ -340,7 +343,11 @@ def plan_waiting(seen: Conditions) -> str | Raised:
 
 
 def _waits(seen: Conditions, plan: Plan) -> bool:
-    """Return whether somebody has to approve a plan, or to add its letters."""
+    """Return whether somebody has to approve a plan, to add its letters, or to let it
+    go on behind its canary, where it was told to wait.
+    """
+    if plan.state is PlanState.PAUSED:
+        return plan.why == CANARY_IS_THROUGH
     if plan.state is PlanState.BUILDING:
         return not plan.complete and seen.older_than(plan.changed_at, BUILT_WITHIN_S)
     return plan.state is PlanState.PLANNED and plan.waits_for_approval

@@ -202,7 +202,7 @@ ALARM_RULES = (
         "store.old",
         "warning",
         each_group(group_conditions.old_store),
-        "txmq recover show GROUP STORE says why it fails; then txmq recover retry, drop or adopt",
+        "txmq recover show GROUP STORE says why it fails; then txmq retry now, edit or skip",
     ),
     AlarmRule(
         "group.slow",
@@ -247,8 +247,8 @@ ALARM_RULES = (
         "plan.waiting",
         "warning",
         conditions.plan_waiting,
-        "somebody else than its author: txmq plan show, then txmq plan approve or cancel; if its "
-        "client is gone: txmq plan cancel",
+        "txmq plan show says what for: somebody else than its author approves it, anybody resumes "
+        "it behind its canary; if its client is gone: txmq plan cancel",
     ),
     AlarmRule(
         "outbox.stuck",

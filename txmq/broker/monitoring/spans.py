@@ -19,7 +19,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 
 from txmq.batch import BatchView
 from txmq.batch.header import COLUMNS_AT, HEADERS
-from txmq.core.events.consumers import DeadLettered, Delivered, Replayed
+from txmq.core.events.consumers import DeadLettered, Delivered, Replayed, RetriesChanged
 from txmq.core.events.plans import PlanPutBack
 from txmq.core.events.topics import BatchQueued, BatchStored
 from txmq.core.events.transactions import CheckPlanned, Decided, JobDecided, PartStored
@@ -88,6 +88,7 @@ class BrokerSpans:
             CheckPlanned: self._checked,
             DeadLettered: self._dead_lettered,
             Delivered: self._dead_lettered,
+            RetriesChanged: self._dead_lettered,
             Replayed: self._replayed,
             PlanPutBack: self._put_back,
         }
@@ -96,7 +97,8 @@ class BrokerSpans:
         engine.on_durable.append(self._emit)
 
     def _note(self, event: Any, context: RecordContext) -> None:  # noqa: ANN401  # of any kind
-        if isinstance(event, Delivered) and not any(True for _row in _letters(event.moves)):
+        may_have_none = isinstance(event, Delivered | RetriesChanged)
+        if may_have_none and not any(True for _row in _letters(event.moves)):
             return
         if len(self._noted) >= MOST_SPANS:
             self._left_out += 1
@@ -198,7 +200,9 @@ class BrokerSpans:
         }
         return SpanDraft("check", list(self._links.get(event.token, ())), attributes)
 
-    def _dead_lettered(self, event: DeadLettered | Delivered, context: RecordContext) -> SpanDraft:
+    def _dead_lettered(
+        self, event: DeadLettered | Delivered | RetriesChanged, context: RecordContext
+    ) -> SpanDraft:
         del context
         return self._of_letters("dead_letter", event.group_id, list(_letters(event.moves)))
 

@@ -87,6 +87,7 @@ class DeliverySearch:
             events.Retried: self._failed,
             events.DeadLettered: self._failed,
             events.Replayed: self._moved,
+            events.RetriesChanged: self._moved,
             events.StoreReported: self._store_reported,
             transactions.PartStored: self._stored,
             transactions.GroupsStored: self._all_stored,

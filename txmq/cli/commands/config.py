@@ -19,16 +19,21 @@ app = typer.Typer(
     "and reload the settings of the broker.",
 )
 COLUMNS = ("what", "change", "done", "error")
+LEFT_OUT = "left out: positions of groups, and what their members set when they join"
 
 
 @broker_command(app, "export", example="txmq config export > cluster.json")
 def export(session: CommandSession) -> None:
     """Print topics, settings of groups, replay policies, saved selections and users,
     without passwords. The same settings make the same bytes.
+
+    Positions of groups and messages are in a backup (txmq log backup); settings that
+    members bring when they join are in their code. Both are left out.
     """
     from txmq.cli import cluster_config
 
     typer.echo(cluster_config.read(session).text(), nl=False)
+    session.out.print_note(LEFT_OUT)
 
 
 @broker_command(app, "show", example="txmq config show")

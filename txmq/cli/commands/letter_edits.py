@@ -75,9 +75,11 @@ def edit(  # noqa: PLR0913  # its options
     reason: Reason,
     yes: Yes = False,
 ) -> None:
-    """Change the message of an open dead letter, for this group only.
+    """Change the message of an open dead letter, or of one that waits for a retry, for
+    this group only.
 
     It stays the same message: its id, key and place do not change, nor does the topic.
+    What a consumer has in its local store is taken back from it.
     What was published is kept: `dlq show --diff`, and --revert.
     """
     if sum((file is not None, body is not None, editor, revert)) > 1:
@@ -98,14 +100,14 @@ def edit(  # noqa: PLR0913  # its options
         new = before.body if given is None else given
         after = Version(_changed(before.headers, header or [], unset_header or []), new)
     if after == before:
-        raise typer.BadParameter("the letter has this body and these headers already")
+        raise typer.BadParameter("it has this body and these headers already")
     if checked is not None:
         check_body(after.body, checked)
     number = int(shown["edits"])
     lines = diff_lines(before, after, (f"version {number}", f"version {number + 1}"))
     if not session.out.as_json and not yes:
         typer.echo("\n".join(lines), err=True)
-    session.out.confirm(f"Edit this letter of group {group}?", yes=yes)
+    session.out.confirm(f"Edit this message for group {group}?", yes=yes)
     changes: dict[str, Any] = {"revert": True}
     if not revert:
         changes = {

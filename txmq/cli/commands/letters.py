@@ -30,7 +30,7 @@ from txmq.client.protocol.letter_changes import portion_steps, portions_of
 from txmq.client.protocol.life_events import what_is_known
 from txmq.client.protocol.lives import letter_delivery_steps
 from txmq.faces import run
-from txmq.model.letter_filter import format_filter
+from txmq.model.letter_filter import RETRIED, format_filter
 from txmq.model.tracebacks import last_line
 
 app = typer.Typer(
@@ -56,12 +56,15 @@ COLUMNS = (
     "error_type",
     "error_text",
     "dead_at",
+    "next_at",
+    "held_by",
     "damaged",
     "body",
     "body_base64",
 )
+OPTIONAL = ("dead_at", "next_at", "held_by")  # columns that are shown where any row has a value
 # in the table `fingerprints`, or too long for a terminal
-ONLY_IN_JSON = ("by_fingerprint", "group", "keys", "most_of_one_key", "replayed")
+ONLY_IN_JSON = ("by_fingerprint", "group", "replayed")
 
 Body = Annotated[bool, typer.Option("--bodies", "--body", help="Include bodies of messages.")]
 Version = Annotated[
@@ -86,25 +89,7 @@ def list_(
 ) -> None:
     """List dead letters of a group, in the order of their deaths."""
     chosen = selection_args(group, where, select)
-    shown: dict[str, Any] = {"letters": [], "next": after, "scanned": 0}
-    while True:
-        more = {} if shown["next"] is None else {"cursor": shown["next"]}
-        page = session.client.call(
-            "dlq.list",
-            group=group,
-            **chosen,
-            **more,
-            limit=limit - len(shown["letters"]),
-            bodies=body,
-        )
-        shown["letters"] += map(with_decoded_body, page["letters"])
-        shown["next"] = page["next"]
-        shown["scanned"] += page["scanned"]
-        # pages of bodies end early, so that nothing grows without a limit
-        done = page["letters"] if body else len(shown["letters"]) >= limit
-        if done or shown["next"] is None:
-            break
-    _show_page(session.out, shown)
+    show_page(session.out, read_page(session, group, chosen, after, limit, body=body))
 
 
 @broker_command(app, "show", example="txmq dlq show billing orders/0/17 --bodies")
@@ -117,8 +102,8 @@ def show(
     version: Version = None,
     compare: Diff = False,
 ) -> None:
-    """Show a dead letter: its message, its last error, its attempts, its deliveries and
-    its edits.
+    """Show a dead letter, or a message that is retried: its last error, its attempts,
+    its deliveries and its edits, when it is tried next and which consumer has it.
 
     Of the failures the first and the last eight are kept. Deliveries are read from the
     log: `deliveries_known` says how much of it.
@@ -138,6 +123,8 @@ def show(
     if not session.out.as_json:
         shown["deliveries_known"] = what_is_known(shown["deliveries_known"])
         shown["operations"] = brief_entries(shown.get("operations", ()))
+        if shown.get("state") in RETRIED:
+            shown["held_by"] = shown["held_by"] or "the broker"
         for attempt in shown.get("history", ()):
             attempt["error_text"] = last_line(attempt["error_text"])
     lines = [] if session.out.as_json else shown.pop("diff", [])
@@ -150,7 +137,7 @@ def show(
 def stats(
     session: CommandSession, group: Group, *, where: Where = None, select: Saved = None
 ) -> None:
-    """Count the dead letters of a group by error, topic and age.
+    """Count the dead letters of a group by error, topic, key and age.
 
     The columns 1h to older are the ages of the letters. Times are exact to a quarter of
     an hour.
@@ -158,7 +145,14 @@ def stats(
     counted = session.client.call("dlq.stats", group=group, **selection_args(group, where, select))
     if not session.out.as_json:
         counted = {name: value for name, value in counted.items() if name not in ONLY_IN_JSON}
+        counted["top_keys"] = [_named_key(row) for row in counted.get("top_keys", ())]
     session.out.show(counted)
+
+
+def _named_key(row: dict[str, Any]) -> dict[str, Any]:
+    """Return a key and its letters, or its hash where the key is not known."""
+    key = f"hash {row['key_hash']}" if row["key"] is None else row["key"]
+    return {"key": key, "letters": row["letters"]}
 
 
 @broker_command(app, "note", example="txmq dlq note billing 5f0c9a1b 'mended in 4.2'")
@@ -201,11 +195,11 @@ def replay(  # noqa: PLR0913  # its options
     """
     chosen = chosen_letters(group, letter, where, select, everything=everything)
     if not letter:
-        _confirm(session, "Replay", group, chosen, yes=yes)
+        confirm(session, "Replay", "letter", group, chosen, yes=yes)
     if everything:
         _show_changes(session, replay_all(session, group, operator, reason))
         return
-    _change(session, "dlq.replay", chosen, group=group, operator=operator, reason=reason)
+    change(session, "dlq.replay", chosen, group=group, operator=operator, reason=reason)
 
 
 @broker_command(
@@ -226,8 +220,8 @@ def abandon(  # noqa: PLR0913  # its options
     """Close dead letters for good. Their messages will not be processed."""
     chosen = chosen_letters(group, letter, where, select, everything=everything)
     if not letter:
-        _confirm(session, "Abandon", group, chosen, yes=yes)
-    _change(session, "dlq.abandon", chosen, group=group, operator=operator, reason=reason)
+        confirm(session, "Abandon", "letter", group, chosen, yes=yes)
+    change(session, "dlq.abandon", chosen, group=group, operator=operator, reason=reason)
 
 
 @broker_command(
@@ -267,10 +261,11 @@ def redrive(  # noqa: PLR0913  # its options
         raise typer.BadParameter("use either --to TOPIC or --to-group GROUP")
     chosen = chosen_letters(group, letter, where, select, everything=everything)
     if not letter:
-        _confirm(session, f"Copy to {to or f'group {to_group}'}", group, chosen, yes=yes)
+        aim_name = to or f"group {to_group}"
+        confirm(session, f"Copy to {aim_name}", "letter", group, chosen, yes=yes)
     named = {"group": group, "operator": operator, "reason": reason}
     aim = {"to": to} if to_group is None else {"to_group": to_group}
-    _change(session, "dlq.redrive", chosen, abandon=close, again=again, **aim, **named)
+    change(session, "dlq.redrive", chosen, abandon=close, again=again, **aim, **named)
 
 
 @broker_command(
@@ -311,37 +306,78 @@ def delete(
     session.show("dlq.save", name=name, select=None, operator=operator, reason=reason)
 
 
-def _show_page(out: Output, page: dict[str, Any]) -> None:
-    """Show a page of letters, for people without tracebacks, which `dlq show` has."""
+def read_page(
+    session: CommandSession,
+    group: str,
+    chosen: dict[str, Any],
+    after: str | None,
+    limit: int,
+    *,
+    body: bool = False,
+) -> dict[str, Any]:
+    """Read letters of a selection, call by call, from `next` of the page before on."""
+    shown: dict[str, Any] = {"letters": [], "next": after, "scanned": 0}
+    while True:
+        more = {} if shown["next"] is None else {"cursor": shown["next"]}
+        page = session.client.call(
+            "dlq.list",
+            group=group,
+            **chosen,
+            **more,
+            limit=limit - len(shown["letters"]),
+            bodies=body,
+        )
+        shown["letters"] += map(with_decoded_body, page["letters"])
+        shown["next"] = page["next"]
+        shown["scanned"] += page["scanned"]
+        # pages of bodies end early, so that nothing grows without a limit
+        done = page["letters"] if body else len(shown["letters"]) >= limit
+        if done or shown["next"] is None:
+            return shown
+
+
+def show_page(out: Output, page: dict[str, Any], things: str = "letters") -> None:
+    """Show a page of letters or other `things`, for people without tracebacks, which
+    `dlq show` has.
+    """
     if out.as_json:
         out.show(page)
         return
     for letter in page["letters"]:
         letter["error_text"] = last_line(letter["error_text"])
-    out.show({"letters": with_places(page["letters"])}, columns=COLUMNS)
+    rows = with_places(page["letters"])
+    empty = {name for name in OPTIONAL if not any(row.get(name) for row in rows)}
+    out.show({things: rows}, columns=[name for name in COLUMNS if name not in empty])
     if page["next"] is not None:
         out.print_note(f"there may be more: --after {page['next']}")
 
 
-def _confirm(
-    session: CommandSession, what: str, group: str, chosen: dict[str, Any], *, yes: bool
+def confirm(
+    session: CommandSession,
+    what: str,
+    thing: str,
+    group: str,
+    chosen: dict[str, Any],
+    *,
+    yes: bool,
 ) -> None:
-    """Ask before a selection is changed, with the number of its letters."""
+    """Ask before a selection is changed, with the number of its letters or messages."""
     if yes or session.out.as_json:
         return
     found = session.client.call("dlq.stats", group=group, **chosen)
     more = "" if found["complete"] else "more than "
-    number = counted(found["counted"], "letter")
+    number = counted(found["counted"], thing)
     session.out.confirm(f"{what} {more}{number} of group {group}?", yes=yes)
 
 
-def _change(
+def change(
     session: CommandSession,
     call: str,
     chosen: dict[str, Any],
     **args: object,
 ) -> None:
-    """Replay, abandon or copy letters, and show the result.
+    """Make a call that changes letters, or messages that are retried, and show the
+    result.
 
     Of a selection those are changed that were there when the first call began. Exit
     status 1: the broker refused some of them.

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from txmq.cli.broker_stores import (
-    PER_CALL,
     export_lines,
     list_stored,
     list_stores,
@@ -29,8 +28,8 @@ from txmq.cli.local_recovery import (
     require_directory,
 )
 from txmq.cli.options import DEFAULT_BROKER, Bodies, BrokerUrl, Operator, Reason, Yes
-from txmq.cli.output import FAILED, Output, counted, format_time
-from txmq.cli.parsers import MessagePlace, parse_duration, parse_place, parse_store_id
+from txmq.cli.output import FAILED, Output, format_time
+from txmq.cli.parsers import parse_duration, parse_store_id
 from txmq.errors import Conflict, ForeignStore, StoreError
 from txmq.model.tracebacks import last_line
 
@@ -40,7 +39,7 @@ if TYPE_CHECKING:
 app = typer.Typer(
     name="recover",
     no_args_is_help=True,
-    help="List, retry, drop, adopt and export messages on local disks of consumers and producers.",
+    help="List, adopt, drain and export messages on local disks of consumers and producers.",
 )
 STORE_COLUMNS = ("group", "store", "state", "member", "host", "messages", "attempts", "oldest")
 DISK_COLUMNS = {
@@ -64,18 +63,14 @@ MaybeStore = Annotated[
     str | None,
     typer.Argument(metavar="STORE", parser=parse_store_id, help="Id of the store: 32 hex digits."),
 ]
-Places = Annotated[
-    list[MessagePlace] | None,
-    typer.Argument(
-        parser=parse_place, metavar="TOPIC/PARTITION/OFFSET", help="Places of the messages."
-    ),
-]
-All = Annotated[bool, typer.Option("--all", help="All messages of the store.")]
 Dir = Annotated[
     Path | None,
     typer.Option(
         "--data", metavar="DIR", help="Directory on this machine, in use, left behind or copied."
     ),
+]
+OwnDir = Annotated[
+    Path, typer.Option("--data", metavar="DIR", help="Directory of spools on this machine.")
 ]
 Force = Annotated[
     bool, typer.Option("--force", help="Adopt it although its owner is still a member.")
@@ -130,17 +125,11 @@ def show(
         _show_messages(out, shown)
 
 
-@local_command(
-    app, "retry", example="txmq recover retry billing 019a0000000070008000000000000001 --all"
-)
-def retry(  # noqa: PLR0913  # its options
+@local_command(app, "drain", example="txmq recover drain --data /var/lib/shop")
+def drain(
     out: Output,
-    group: MaybeGroup = None,
-    store: MaybeStore = None,
-    message: Places = None,
     *,
-    everything: All = False,
-    directory: Dir = None,
+    directory: OwnDir,
     wait: Annotated[
         float,
         typer.Option(
@@ -152,53 +141,39 @@ def retry(  # noqa: PLR0913  # its options
     refused: Annotated[
         bool, typer.Option("--refused", help="Send again what the broker has refused for good.")
     ] = False,
-    operator: Operator,
-    reason: Reason = "",
     broker: BrokerUrl = DEFAULT_BROKER,
 ) -> None:
-    """Let a consumer retry messages of its store at once. With a directory, send what
-    is in the spools there that no process has. Exit status 1: some of it is not sent.
+    """Send what is in the spools of a directory that no process has. Exit status 1:
+    some of it is not sent.
     """
-    if directory is not None:
-        _require_nothing_named(group, store, message)
-        _drain(out, directory, broker, wait, refused=refused)
-        return
-    of_store = _store_args(group, store)
-    with open_session(out, broker) as session:
-        places = _selected(session, of_store, message, everything=everything)
-        _send(session, "recover.retry", places, **of_store, operator=operator, reason=reason)
+    from txmq.recover.spool_drain import drain_spools
+
+    if not is_for_spools(require_directory(directory)):
+        raise StoreError(
+            f"{directory}: there is no spool", hint="give the directory that producers were given"
+        )
+    result = drain_spools(broker, str(directory), timeout=wait, refused=refused)
+    problems = [problem._asdict() for problem in result.problems]
+    if problems or out.as_json:
+        out.show(result._asdict() | {"problems": problems})
+    else:
+        out.show({"sent": result.sent, "left": result.left, "refused": result.refused})
+    if result.left or result.refused or problems:
+        raise typer.Exit(FAILED)
 
 
-@local_command(app, "drop", example="txmq recover drop --data /var/lib/shop --reason 'of a test'")
-def drop(  # noqa: PLR0913  # its options
+@local_command(app, "drop", example="txmq recover drop --data /var/lib/shop")
+def drop(
     out: Output,
-    group: MaybeGroup = None,
-    store: MaybeStore = None,
-    message: Places = None,
     *,
-    everything: All = False,
-    directory: Dir = None,
-    operator: Operator,
-    reason: Reason,
+    directory: OwnDir,
     yes: Yes = False,
-    broker: BrokerUrl = DEFAULT_BROKER,
 ) -> None:
-    """Close messages of a store for good: they become abandoned dead letters. With a
-    directory, drop what the broker has refused of the spools there.
-    """
-    if directory is not None:
-        from txmq.recover.local.spools import drop_refused
+    """Drop what the broker has refused of the spools in a directory."""
+    from txmq.recover.local.spools import drop_refused
 
-        _require_nothing_named(group, store, message)
-        out.confirm(f"Drop what was refused of the spools in {directory}?", yes=yes)
-        out.show({"dropped": drop_refused(str(require_directory(directory)))})
-        return
-    of_store = _store_args(group, store)
-    with open_session(out, broker) as session:
-        places = _selected(session, of_store, message, everything=everything)
-        if everything:
-            out.confirm(f"Drop {counted(len(places), 'message')} of group {group}?", yes=yes)
-        _send(session, "recover.drop", places, **of_store, operator=operator, reason=reason)
+    out.confirm(f"Drop what was refused of the spools in {directory}?", yes=yes)
+    out.show({"dropped": drop_refused(str(require_directory(directory)))})
 
 
 @local_command(app, "adopt", example="txmq recover adopt --data /var/lib/shop/failed")
@@ -296,70 +271,6 @@ def _store_args(group: str | None, store: str | None) -> dict[str, Any]:
     if group is None or store is None:
         raise typer.BadParameter("name GROUP and STORE (txmq recover list), or use --data DIR")
     return {"group": group, "store": store}
-
-
-def _selected(
-    session: CommandSession,
-    of_store: dict[str, Any],
-    messages: list[MessagePlace] | None,
-    *,
-    everything: bool,
-) -> list[MessagePlace]:
-    if bool(messages) == everything:
-        raise typer.BadParameter("select messages: use either TOPIC/PARTITION/OFFSET or --all")
-    if not everything:
-        return messages or []
-    found = list_stored(session, of_store, bodies=False)
-    return [MessagePlace(row["topic"], row["partition"], row["offset"]) for row in found]
-
-
-def _send(session: CommandSession, call: str, places: list[MessagePlace], **args: object) -> None:
-    """Make a call about messages, in portions, and show the result.
-
-    Exit status 1: the broker refused some of them. If another operator takes the whole
-    store meanwhile, what was done before is shown with the error.
-    """
-    done: list[Any] = []
-    refused: list[Any] = []
-    taken: Conflict | None = None
-    for start in range(0, len(places), PER_CALL):
-        try:
-            reply = session.client.call(call, messages=places[start : start + PER_CALL], **args)
-        except Conflict as error:
-            if not done:
-                raise
-            taken = error
-            break
-        done += reply["done"]
-        refused += reply["refused"]
-    rows = [
-        {"topic": topic, "partition": at, "offset": offset, "why": why}
-        for topic, at, offset, why in refused
-    ]
-    session.out.show(
-        {"done": done, "refused": rows} if session.out.as_json or refused else {"done": len(done)}
-    )
-    if taken is not None:
-        raise taken
-    if refused:
-        raise typer.Exit(FAILED)
-
-
-def _drain(out: Output, directory: Path, broker: str, wait: float, *, refused: bool) -> None:
-    from txmq.recover.spool_drain import drain_spools
-
-    if not is_for_spools(require_directory(directory)):
-        raise StoreError(
-            f"{directory}: there is no spool", hint="give the directory that producers were given"
-        )
-    result = drain_spools(broker, str(directory), timeout=wait, refused=refused)
-    problems = [problem._asdict() for problem in result.problems]
-    if problems or out.as_json:
-        out.show(result._asdict() | {"problems": problems})
-    else:
-        out.show({"sent": result.sent, "left": result.left, "refused": result.refused})
-    if result.left or result.refused or problems:
-        raise typer.Exit(FAILED)
 
 
 def _require_same(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
 from uuid import UUID
 
@@ -22,6 +23,21 @@ app = typer.Typer(
     no_args_is_help=True,
     help="Install and check the tables of txmq in a PostgreSQL database.",
 )
+
+
+class TableUser(StrEnum):
+    """Who works on the tables."""
+
+    BROKER = "broker"
+    SERVICE = "service"
+
+
+CheckFor = Annotated[
+    TableUser,
+    typer.Option(
+        "--for", help="Who has the role of DSN: a service needs fewer rights than a broker."
+    ),
+]
 Forget = Annotated[
     str | None,
     typer.Option(
@@ -57,13 +73,15 @@ def install(out: Output, dsn: Dsn) -> None:
     out.show({"version": install_into(dsn)})
 
 
-@local_command(app, "check", example="txmq schema check postgresql://db/shop")
-def check(out: Output, dsn: Dsn) -> None:
-    """Check the tables. Exit status 1: something is wrong."""
+@local_command(app, "check", example="txmq schema check postgresql://app@db/shop --for service")
+def check(out: Output, dsn: Dsn, *, user: CheckFor = TableUser.BROKER) -> None:
+    """Check the tables, and the rights of the role in DSN. Exit status 1: something is
+    wrong.
+    """
     from txmq.tx.postgres import schema
 
     with open_database(dsn, "schema") as connection:
-        remarks = schema.check(connection)
+        remarks = schema.check(connection, service=user is TableUser.SERVICE)
     out.show({"version": schema.VERSION, "remarks": [{"remark": remark} for remark in remarks]})
     if remarks:
         raise typer.Exit(FAILED)

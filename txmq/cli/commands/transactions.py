@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -15,6 +16,7 @@ from txmq.cli.options import Bodies, Operator, Reason, Token
 from txmq.cli.output import FAILED, format_time
 from txmq.cli.parsers import parse_moment, parse_token
 from txmq.cli.rows import with_decoded_body
+from txmq.model.decider import branch_in_words, decided_by
 from txmq.model.units import DAY, MILLISECOND
 
 app = typer.Typer(
@@ -96,7 +98,18 @@ def show(
     shown = reply | {"rows": [with_decoded_body(row) for row in reply.get("rows", ())]}
     if not session.out.as_json:
         shown["operations"] = brief_entries(shown.get("operations", ()))
+        shown = _in_words(shown)
     session.out.show(shown)
+
+
+def _in_words(shown: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a transaction with its decider and participants as people read them."""
+    words: dict[str, Any] = {}
+    if shown.get("decider"):
+        words["decider"] = decided_by(shown["decider"])
+    if shown.get("participants"):
+        words["participants"] = [{"branch": branch_in_words(one)} for one in shown["participants"]]
+    return {**shown, **words}
 
 
 Force = Annotated[

@@ -14,6 +14,7 @@ from txmq.cli.output import FAILED, Output
 from txmq.cli.parsers import parse_moment, parse_name, parse_token
 from txmq.cli.stop import stop_on_signals
 from txmq.cli.xa_report import age_alarms, json_rows, table_rows
+from txmq.model.decider import decided_by
 
 if TYPE_CHECKING:
     from threading import Event
@@ -79,7 +80,11 @@ def list_(
 ) -> None:
     """List undecided branches of a broker, and heuristic outcomes, the oldest first."""
     chosen = {"kind": None if kind is None else kind.value, "owner": owner, "heuristic": heuristic}
-    session.show("xa.list", columns=COLUMNS, after=after, limit=limit, **chosen)
+    reply = session.client.call("xa.list", after=after, limit=limit, **chosen)
+    if not session.out.as_json:
+        for one in reply["transactions"]:
+            one["decider"] = decided_by(one.get("decider") or ())
+    session.out.show(reply, columns=COLUMNS)
 
 
 @broker_command(

@@ -97,7 +97,7 @@ async def change_steps(
         if saved is None and not selection:
             raise LocalProtocolError(
                 "neither letters nor a selection",
-                hint="name letters or properties; states=['open'] are all open ones",
+                hint="name letters or properties, such as states=['open'] or ['retrying']",
             )
         portions = [selection_args(saved, selection)]
     else:

@@ -18,8 +18,9 @@ class LetterOptions(TypedDict, total=False):
 
     `died_from` <= time of death < `died_before`. `header` is a name and a value, None =
     any value. `text` is part of the error's type or text, in any case of its letters.
-    `states` are some of "open" (the default), "replaying", "abandoned" and "local" (in
-    the local store of a consumer).
+    `states` are some of "open" (the default), "abandoned", and of messages that have
+    another attempt: "retrying", "replaying" (was dead) and "local" (in the local store
+    of a consumer). These have not died; their time is that of their first failure.
     """
 
     states: Sequence[str]
@@ -37,9 +38,12 @@ class LetterOptions(TypedDict, total=False):
 
 
 class DeadLetter(NamedTuple):
-    """A dead letter of a consumer group: a message, and its last error.
+    """A dead letter of a consumer group, or a message that is retried: a message, and
+    its last error.
 
-    `state` is "dead", "replaying", "abandoned" or "local". `attempts` are counted from
+    `state` is "dead", "replaying", "abandoned", "local" or "retrying". `next_at` is the
+    time of its next attempt, 0 = it waits for none. `held_by` says which consumer has
+    it, "" = it waits at the broker. `attempts` are counted from
     the last replay on. `body` is None where bodies were not asked for. Times are
     microseconds. A letter that is `damaged` on the broker's disk has that reason, and
     no key, id and body. `edits` is the number of times that its message was edited.
@@ -66,6 +70,8 @@ class DeadLetter(NamedTuple):
     stored_at: int
     damaged: str
     edits: int = 0
+    next_at: int = 0
+    held_by: str = ""
 
 
 def selection_args(saved: str | None, options: LetterOptions) -> dict[str, object]:

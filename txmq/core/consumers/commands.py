@@ -6,6 +6,7 @@ partition, offset). `generation` is the last one that the member received.
 
 from __future__ import annotations
 
+from enum import IntEnum
 from typing import NamedTuple
 
 from txmq.core.consumers.candidates import Candidate
@@ -312,24 +313,23 @@ class ReportStored(NamedTuple):
     force: bool = False
 
 
-class RetryStored(NamedTuple):
-    """Order a consumer's store to retry messages at once."""
+class RetryChange(IntEnum):
+    """What an operator does with a message that is retried."""
 
-    group: str
-    store: bytes
-    messages: tuple[TopicOffset, ...]
-    by: str = ""
+    NOW = 1  # it does not wait for its next attempt
+    BURY = 2  # it has no further attempt, and is a dead letter
+    SKIP = 3  # likewise, and closed: its key goes on
 
 
-class DropStored(NamedTuple):
-    """Close messages that a consumer's store has, for ever. The `reason` is stored with
-    them.
+class ChangeRetries(NamedTuple):
+    """Change messages that are retried, wherever they wait: at the broker, or in a
+    consumer's store. The `reason` is stored with those that have no further attempt.
     """
 
     group: str
-    store: bytes
+    change: RetryChange
     messages: tuple[TopicOffset, ...]
-    reason: str
+    reason: str = ""
     by: str = ""
 
 

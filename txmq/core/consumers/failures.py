@@ -362,10 +362,12 @@ def find_message(
 
 
 def unknown_letter(group: ConsumerGroup, place: TopicOffset) -> Rejected:
-    """Refuse what a group has not, or no longer, as a dead letter."""
+    """Refuse what a group has not, or no longer, as a dead letter, and does not retry
+    either.
+    """
     topic, partition, offset = place
     message = f"consumer group {group.name!r} has no dead letter {topic}/{partition}/{offset}"
-    hint = "list the dead letters: txmq dlq list; of what was processed: txmq trace"
+    hint = "see txmq dlq list, txmq retry list; for what was processed, txmq trace"
     return Rejected(UnknownLetter, message, hint)
 
 
@@ -379,9 +381,9 @@ def closed_reason(row: FailedMessage | None, token: bytes = b"") -> str:
     if row.kind == FailedKind.ABANDONED:
         return "abandoned"
     if row.kind == FailedKind.LOCAL:
-        return "not dead: a consumer has it in its local store"
+        return "not dead: a consumer retries it from its local store, see txmq retry"
     if row.kind != FailedKind.LETTER:
-        return "not dead: it is being retried"
+        return "not dead: it is retried, see txmq retry"
     return "an undecided transaction replays it" if row.token not in (b"", token) else ""
 
 

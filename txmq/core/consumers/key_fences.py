@@ -331,7 +331,7 @@ class FailureChanges:
         self.processed(ref, row.key_hash)
 
     def drop(self, ref: MessageRef, row: FailedMessage, reason: str) -> None:
-        """Close a message that a consumer's store has; its key goes on."""
+        """Close a message that is retried; its key goes on."""
         self.abandon(ref, self._numbered(row), reason)
 
     def _numbered(self, row: FailedMessage) -> FailedMessage:

@@ -1,20 +1,29 @@
-"""Edits of dead letters: another version of the message, for its group alone.
+"""Edits of failed messages: another version of the message, for its group alone.
 
     CopyMessages ─► MessagesCopied ─► durable ─► EditLetter ─► LetterEdited
 
 The versions are stored first, as retention stores copies of messages, so that no row
-ever points at a batch that is not on disk. What was published stays as it is.
+ever points at a batch that is not on disk. What was published stays as it is. What a
+consumer's store has is taken back from it: the broker retries the new version.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from txmq.core.consumers import failures
+from txmq.core.consumers import failures, retries
 from txmq.core.consumers.authorization import find_group
 from txmq.core.events.letters import LetterEdited
 from txmq.core.events.outcome import Appliers, Deciders, Outcome, Rejected
-from txmq.core.state import failed_changes, failed_messages, failed_rows, letter_edits, log_pins
+from txmq.core.state import (
+    failed_changes,
+    failed_messages,
+    failed_rows,
+    letter_edits,
+    local_stores,
+    log_pins,
+)
+from txmq.core.state.failed_rows import FailedKind
 from txmq.core.state.letter_edits import LetterVersion
 from txmq.errors import BadRequest, Conflict
 
@@ -30,7 +39,8 @@ MAX_REASON_BYTES = 1_024
 
 
 class EditLetter(NamedTuple):
-    """Point an open letter at a durable version of its message.
+    """Point an open letter, or a message that waits for its next attempt, at a durable
+    version of its message.
 
     `expected` is the number of edits that the caller knows of. `version` None = the
     original again. The first edit has the copy of what was published as `original`.
@@ -52,7 +62,7 @@ class EditReply(NamedTuple):
 
 
 class OpenLetter(NamedTuple):
-    """A letter that may be edited."""
+    """A letter, or a message that is retried, that may be edited."""
 
     group: ConsumerGroup
     ref: MessageRef
@@ -65,37 +75,45 @@ def find_open(state: State, name: str, letter: TopicOffset, expected: int) -> Op
     if isinstance(group, Rejected):
         return group
     ref, row = failures.find_message(state, group, *letter)
-    if ref is None or row is None or failed_rows.letter_state(row) is None:
+    if ref is None or row is None:
         return failures.unknown_letter(group, letter)
     place = "{}/{}/{}".format(*letter)
-    if reason := failures.closed_reason(row) or failures.held_reason(state, row):
+    if reason := _refusal(state, group, ref, row):
         return Rejected(
             Conflict,
-            f"dead letter {place} of {name!r} cannot be edited: {reason}",
-            "only an open letter that is in no unfinished plan can be edited: txmq dlq show",
+            f"message {place} of {name!r} cannot be edited: {reason}",
+            "an open letter, or a message that waits for a retry, in no unfinished plan can be: "
+            "txmq dlq show",
         )
     if row.edits != expected:
         return Rejected(
             Conflict,
-            f"dead letter {place} of {name!r} was edited meanwhile: {row.edits} edits, "
-            f"not {expected}",
+            f"message {place} of {name!r} was edited meanwhile: {row.edits} edits, not {expected}",
             "look at it again (txmq dlq show), then edit it",
             {"edits": row.edits},
         )
     return OpenLetter(group, ref, row)
 
 
+def _refusal(state: State, group: ConsumerGroup, ref: MessageRef, row: FailedMessage) -> str:
+    if row.kind in failed_rows.CLOSED:
+        reason = failures.closed_reason(row)
+    else:
+        reason = retries.waiting_refusal(state, group, ref, row)
+    return reason or failures.held_reason(state, row)
+
+
 def refusal(found: OpenLetter, *, reverts: bool) -> Rejected | None:
-    """Return why an open letter can have no further version."""
+    """Return why there can be no further version."""
     edits = found.row.edits
     if reverts and not edits:
         return Rejected(
-            BadRequest, "the letter was never edited", "there is nothing to revert: txmq dlq show"
+            BadRequest, "it was never edited", "there is nothing to revert: txmq dlq show"
         )
     if edits >= MAX_EDITS:
         return Rejected(
             BadRequest,
-            f"the letter has {edits} edits, the maximum",
+            f"it has {edits} edits, the maximum",
             "send its message anew (txmq dlq redrive), and abandon the letter",
         )
     return None
@@ -123,7 +141,6 @@ def decide_edit(state: State, command: EditLetter, now: int) -> Outcome | Reject
 
 
 def apply_edited(state: State, event: LetterEdited, context: RecordContext) -> None:
-    # Only the position changes: the indexes of the row stay as they are.
     at = (event.group_id, event.topic_id, event.partition, event.offset)
     group = state.groups.by_id[event.group_id]
     row = failed_messages.get(state, group, at[1:])
@@ -133,7 +150,7 @@ def apply_edited(state: State, event: LetterEdited, context: RecordContext) -> N
         if pin is not None and pin.group_id != log_pins.PUBLISHED_BATCH:
             log_pins.drop(state, row.position)  # of the copy that retention made
         letter_edits.put(state, at, letter_edits.ORIGINAL, LetterVersion(*event.original))
-    if row.exported:  # an export has another version
+    if row.kind == FailedKind.LETTER and row.exported:  # an export has another version
         group.exported_letters -= 1
         state.groups.dirty_groups.add(group.group_id)
     number, span = row.edits + 1, (event.position, event.length)
@@ -146,7 +163,14 @@ def apply_edited(state: State, event: LetterEdited, context: RecordContext) -> N
     edited = row._replace(
         position=event.position, length=event.length, row=0, edits=number, exported=0
     )
-    failed_changes.change_fields(state, group.group_id, at[1:], edited)
+    if row.kind == FailedKind.LETTER:
+        # Only the position changes: the indexes of the row stay as they are.
+        failed_changes.change_fields(state, group.group_id, at[1:], edited)
+        return
+    failed_changes.drop(state, group, at[1:])
+    failed_changes.put(state, group, at[1:], edited._replace(kind=FailedKind.RETRY, store=b""))
+    if row.kind == FailedKind.LOCAL:
+        local_stores.take_back(state, group, at[1:], row.store)
 
 
 DECIDERS: Deciders = {EditLetter: decide_edit}

@@ -17,12 +17,12 @@ from txmq.core.consumers import letter_notes
 from txmq.core.consumers.letter_selection import FoundLetter, LetterScan, LetterSelection
 from txmq.core.state import failed_rows, letter_cells, letter_index
 from txmq.core.state.letter_cells import DAY_SLOTS, SLOT, Cell, CellsOfError, LetterState
-from txmq.core.state.letter_index import PREFIX, Dimension
+from txmq.core.state.letter_index import PLACE, PREFIX, Dimension
 from txmq.model.units import DAY, HOUR
 from txmq.store import tables as t
 
 if TYPE_CHECKING:
-    from txmq.core.state.consumer_groups import ConsumerGroup
+    from txmq.core.state.consumer_groups import ConsumerGroup, MessageRef
     from txmq.core.state.state import State
     from txmq.core.steps import Steps
 
@@ -32,6 +32,7 @@ KEYS_PER_STEP = 512
 MAX_KINDS = 1_000  # of fingerprints, error types and topics that a reply names
 MAX_FINGERPRINTS = 100  # that a reply describes
 MAX_KINDS_KEPT = 20_000  # while they are counted
+MAX_KEYS = 10  # that a reply names, those of most letters
 MAX_KEYS_COUNTED = 100_000  # letters, from the lowest hash of a key on
 MAX_LETTERS_SCANNED = 100_000
 AGES = {"1h": HOUR, "1d": DAY, "7d": 7 * DAY, "30d": 30 * DAY}
@@ -171,17 +172,20 @@ def count(
     """
     counts = LetterCounts(now)
     complete, scanned = True, 0
-    keys: dict[str, Any] = {"keys": None, "most_of_one_key": None}
+    keys: KeyCounts | None = None
     if keep is None and _is_in_cells(selection):
         yield from _count_cells(state, group, selection, counts)
         if count_keys and selection == LetterSelection(selection.states):
             keys = yield from _count_keys(state, group, selection)
     else:
+        keys = KeyCounts() if count_keys else None
         scan = LetterScan(state, group, selection, None, now)
         while not scan.ended and scan.examined < MAX_LETTERS_SCANNED:
             for letter in scan.step():
                 if keep is None or keep(letter):
                     counts.add(*_cell_of(letter))
+                    if keys is not None and letter.row.key_hash is not None:
+                        keys.add(letter.row.key_hash, letter.ref)
             yield
         complete, scanned = scan.ended, scan.examined
     return {
@@ -189,7 +193,8 @@ def count(
         "letters": group.letters,
         "complete": complete,
         "scanned": scanned,
-        **keys,
+        "keys": None if keys is None else len(keys.letters),
+        "top_keys": [] if keys is None else keys.most_frequent(state),
         **counts.result(state, group),
         "notes": [
             {"fingerprint": fingerprint, "note": note.text, "by": note.by, "noted_at": note.at}
@@ -250,25 +255,55 @@ def _count_cells(
             yield
 
 
-def _count_keys(
-    state: State, group: ConsumerGroup, selection: LetterSelection
-) -> Steps[dict[str, Any]]:
+class KeyCounts:
+    """Numbers of letters by the hashes of their keys, with a letter of each."""
+
+    def __init__(self) -> None:
+        self.letters = Counter[int]()
+        self._one_of: dict[int, MessageRef] = {}
+
+    def add(self, key_hash: int, ref: MessageRef) -> None:
+        """Count a letter."""
+        self.letters[key_hash] += 1
+        self._one_of.setdefault(key_hash, ref)
+
+    def most_frequent(self, state: State) -> list[dict[str, Any]]:
+        """Return the keys of most letters, each with the place of a letter of it."""
+        found = [
+            (key_hash, number, self._one_of[key_hash])
+            for key_hash, number in self.letters.most_common(MAX_KEYS)
+        ]
+        return [
+            {
+                "key_hash": key_hash,
+                "letters": number,
+                "topic": state.topics_by_id[ref[0]].name,
+                "partition": ref[1],
+                "offset": ref[2],
+            }
+            for key_hash, number, ref in found
+        ]
+
+
+def _count_keys(state: State, group: ConsumerGroup, selection: LetterSelection) -> Steps[KeyCounts]:
     """Count keys in the index, up to a number of letters."""
-    keys = Counter[bytes]()
-    seen = 0
+    keys, seen = KeyCounts(), 0
     for at in dict.fromkeys(selection.states):
         start = letter_index.prefix(group.group_id, at, Dimension.KEY)
         stop = letter_index.prefix(group.group_id, at, Dimension(Dimension.KEY + 1))
         while seen < MAX_KEYS_COUNTED:
             found: Iterator[Any] = state.tables[t.LETTER_INDEX].range(start, stop)
             some = [key for key, _row in islice(found, KEYS_PER_STEP)]
-            keys.update(key[PREFIX.size - 8 : PREFIX.size] for key in some)
+            for key in some:
+                *_ends, value = PREFIX.unpack(key[: PREFIX.size])
+                _died_at, _number, *ref = PLACE.unpack(key[PREFIX.size :])
+                keys.add(value - t.SIGN, (ref[0], ref[1], ref[2]))
             seen += len(some)
             yield
             if len(some) < KEYS_PER_STEP:
                 break
             start = some[-1] + b"\0"
-    return {"keys": len(keys), "most_of_one_key": max(keys.values(), default=0)}
+    return keys
 
 
 def _cell_of(found: FoundLetter) -> tuple[LetterState, CellsOfError]:

@@ -1,4 +1,6 @@
-"""Views of dead letters: answers for operators, in JSON values."""
+"""Views of dead letters and other failed messages: answers for operators, in JSON
+values.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +15,11 @@ from txmq.core.state import (
     failed_rows,
     letter_copies,
     letter_edits,
+    local_stores,
     plan_letters,
 )
 from txmq.core.state.failed_rows import CLOSED, FailedKind, FailedMessage
+from txmq.core.state.letter_cells import LetterState
 from txmq.errors import BadRequest
 from txmq.store import tables as t
 
@@ -30,9 +34,7 @@ MAX_PASSED = 10_000  # letters that a page looks at
 
 
 class LetterView(NamedTuple):
-    """An open or abandoned dead letter: the location of its message, and its other
-    fields.
-    """
+    """A failed message: the location of its batch, and its other fields."""
 
     position: int
     length: int
@@ -85,7 +87,8 @@ def _letters(
 def describe_letter(
     state: State, name: str, topic: str, partition: int, offset: int, version: int | None = None
 ) -> LetterView | Rejected:
-    """Describe one dead letter with its history, found by the place of its message.
+    """Describe one dead letter, or another failed message, with its history, found by
+    the place of its message.
 
     The location is that of one `version` of its message, by default of the newest.
     """
@@ -93,7 +96,7 @@ def describe_letter(
     if isinstance(group, Rejected):
         return group
     ref, row = failures.find_message(state, group, topic, partition, offset)
-    if ref is None or row is None or failed_rows.letter_state(row) is None:
+    if ref is None or row is None:
         return failures.unknown_letter(group, (topic, partition, offset))
     letter = view_of(state, group, ref, row)
     failed = attempts.get(state, group, ref)
@@ -155,6 +158,8 @@ def view_of(state: State, group: ConsumerGroup, ref: MessageRef, row: FailedMess
         "error_text": row.error_text,
         "fingerprint": row.fingerprint,
         "consumer": row.consumer,
+        "next_at": _next_at(group, ref, row),
+        "held_by": _holder(state, group, ref, row),
         "first_failed_at": row.first_failed_at,
         "dead_at": row.dead_at,
         "stored_at": row.stored_at,
@@ -171,19 +176,44 @@ def view_of(state: State, group: ConsumerGroup, ref: MessageRef, row: FailedMess
     return LetterView(row.position, row.length, row.row, fields)
 
 
+def _next_at(group: ConsumerGroup, ref: MessageRef, row: FailedMessage) -> int:
+    """Return when a message has its next attempt; 0 = it does not wait for one."""
+    waits = row.kind in (FailedKind.RETRY, FailedKind.LOCAL) and ref not in group.leased_rows
+    return row.due if waits else 0
+
+
+def _holder(state: State, group: ConsumerGroup, ref: MessageRef, row: FailedMessage) -> str:
+    """Return in words which consumer has a message; "" = it waits at the broker."""
+    if ref in group.leased_rows:
+        return f"{group.leases[group.leased_rows[ref]].member}, in hand"
+    if row.kind != FailedKind.LOCAL:
+        return ""
+    store = group.stores[row.store]
+    at = f" on {store.host}" if store.host else ""
+    found = f"{store.member or 'a consumer that is gone'}{at}, local store {row.store.hex()}"
+    if store.adopted:
+        return f"{found}, being adopted"
+    if not group.has_owner(store):
+        return f"{found}, which has no owner"
+    ordered = local_stores.order_of(state, group, row.store, ref) is not None
+    return f"{found}, ordered to retry it now" if ordered else found
+
+
 def row_state(row: FailedMessage) -> str:
     """Return the state of any failed message in words."""
-    if row.kind == FailedKind.LETTER or failed_rows.letter_state(row) is not None:
+    known = failed_rows.letter_state(row) not in (None, LetterState.RETRYING)
+    if known or row.kind == FailedKind.LETTER:
         return _state(row)
     return "parked behind its key" if row.kind == FailedKind.PARKED else "waits for a retry"
 
 
 def _state(row: FailedMessage) -> str:
-    """Return the state of a letter in a reply. A dead one stays "dead" while an
-    undecided transaction replays it.
+    """Return the state of a failed message in a reply. A dead letter stays "dead" while
+    an undecided transaction replays it.
     """
     if row.kind == FailedKind.LETTER:
         return "dead"
     state = failed_rows.letter_state(row)
-    assert state is not None, "it is a letter"
+    if state is None:
+        return "parked" if row.kind == FailedKind.PARKED else "retrying"
     return state.name.lower()

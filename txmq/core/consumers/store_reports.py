@@ -123,7 +123,7 @@ def refusal_while_owned(group: ConsumerGroup, store: ConsumerStore) -> Rejected 
     return Rejected(
         Conflict,
         f"the store belongs to {store.member!r}{at}, a member of {group.name!r}",
-        "stop that consumer first; or order the store: txmq recover retry, txmq recover drop",
+        "stop that consumer first; or order the store: txmq retry now, txmq retry skip",
         {"member": store.member, "host": store.host},
     )
 

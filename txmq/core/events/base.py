@@ -6,7 +6,7 @@ fields, then its attachment, if it has one (docs/FORMATS.md 4.1). New fields com
 and have a default; no field is removed, no number used again. Numbers 1 to 63 belong to
 topics, messages and transactions, 64 to 127 to consumers, 128 to 191 to dead letters;
 of these, 150 to 155 to what operators do; 204 to 215 belong to users and
-permissions. 133 was used.
+permissions. 108, 109 and 133 were used.
 
 Names of events and of their fields are part of the output of `txmq log dump`. Tuples
 inside an event come back from the log as plain tuples, without attributes.

@@ -426,28 +426,19 @@ class StoreReported(NamedTuple):
     returned: tuple[MessageRef, ...]
 
 
-@event(108)
-class StoreRetriesOrdered(NamedTuple):
-    """An operator ordered a consumer's store to retry these messages at once."""
+@event(114)
+class RetriesChanged(NamedTuple):
+    """An operator changed messages that are retried.
 
-    group_id: int
-    store: bytes
-    rows: tuple[MessageRef, ...]
-    by: str
-
-
-@event(109)
-class StoreMessagesDropped(NamedTuple):
-    """An operator closed messages that a consumer's store has.
-
-    They are abandoned dead letters now, their keys go on, and the store shall forget
-    them.
+    `moves` and `fences` are as in Retried: messages that are due, dead or abandoned
+    now. Those that a consumer's store has leave it but for `ordered`, which the store
+    shall retry at once.
     """
 
     group_id: int
-    store: bytes
     moves: tuple[Move, ...]
     fences: tuple[FenceChange, ...]
+    ordered: tuple[MessageRef, ...]
     by: str
 
 

@@ -24,7 +24,7 @@ from txmq.core.state import (
     plan_letters,
 )
 from txmq.core.state.plan_letters import PlacedLetter
-from txmq.core.state.plans import RUNNING, LetterOutcome, Plan, PlanState
+from txmq.core.state.plans import CANARY_IS_THROUGH, RUNNING, LetterOutcome, Plan, PlanState
 from txmq.model.units import SECOND
 
 if TYPE_CHECKING:
@@ -164,7 +164,7 @@ def next_move(state: State, plan: Plan) -> PlanMoved | None:
     if stop_reason(plan, least) and (why := stop_reason(plan, least, _in_hand(state, group))):
         return pause_of(plan, why, resume_to=PlanState.RAMPING if canary_ends else plan.state)
     if canary_ends and plan.settings.pause:
-        return pause_of(plan, "the canary is through", resume_to=PlanState.RAMPING)
+        return pause_of(plan, CANARY_IS_THROUGH, resume_to=PlanState.RAMPING)
     if canary_ends:
         return PlanMoved(plan.plan_id, PlanState.RAMPING, "", "")
     return None

@@ -142,7 +142,7 @@ def replayed_row(row: FailedMessage, **changes: Any) -> FailedMessage:  # noqa: 
     Attempts and consumer deaths count from zero again; replays go on counting. A plan
     that has ended without it has nothing to do with it any more.
     """
-    fields: dict[str, Any] = {"attempt": 0, "deaths": 0, "token": b"", "plan": 0}
+    fields: dict[str, Any] = {"attempt": 0, "deaths": 0, "token": b"", "plan": 0, "reason": ""}
     return row._replace(**(fields | changes), replays=row.replays + 1)
 
 
@@ -152,8 +152,8 @@ def abandoned_row(row: FailedMessage, reason: str) -> FailedMessage:
 
 
 def letter_state(row: FailedMessage) -> LetterState | None:
-    """Return the state of a dead letter, of a message that was one, or that a
-    consumer's store has; None = any other failed message.
+    """Return the state of a dead letter, or of a message that is retried after a
+    failure; None = it was postponed, or waits behind another one of its key.
     """
     if row.kind == FailedKind.ABANDONED:
         return LetterState.ABANDONED
@@ -161,7 +161,10 @@ def letter_state(row: FailedMessage) -> LetterState | None:
         return LetterState.OPEN
     if row.kind == FailedKind.LOCAL:
         return LetterState.LOCAL
-    return LetterState.REPLAYING if row.number else None
+    if row.number:
+        return LetterState.REPLAYING
+    failed = row.kind == FailedKind.RETRY and row.first_failed_at
+    return LetterState.RETRYING if failed else None
 
 
 def letter_of(ref: MessageRef, row: FailedMessage) -> Letter | None:

@@ -34,12 +34,13 @@ MAX_SEEKS = 512  # in table `letter_cells`, to find the next slot: a few ms
 
 
 class LetterState(IntEnum):
-    """Place of a message that is, or was, a dead letter; the numbers are on disk."""
+    """Place of a message that has failed; the numbers are on disk."""
 
     OPEN = 1
     REPLAYING = 2  # delivered again, or an undecided transaction replays it
     ABANDONED = 3
-    LOCAL = 4  # in the local store of a consumer
+    LOCAL = 4  # retried from the local store of a consumer
+    RETRYING = 5  # retried by the broker, and never dead
 
 
 class Letter(NamedTuple):

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 COUNTERS_KEY = t.PLAN_KEY.pack(0)
 UNSWEPT_AT = 19  # in a plan's row
+CANARY_IS_THROUGH = "the canary is through"  # why a plan is paused, as it was told to be
 
 
 class PlanState(IntEnum):

@@ -26,11 +26,12 @@ INSTALLERS: Final = (
 _RIGHTS: Final = {
     "txmq_schema": "SELECT",
     "txmq_token": "SELECT, INSERT, UPDATE",
-    "txmq_broker": "SELECT, INSERT, UPDATE",
+    "txmq_broker": "SELECT",
     "txmq_outbox": "SELECT, INSERT, DELETE",
     "txmq_inbox_recent": "SELECT, INSERT, DELETE",
     "txmq_inbox": "SELECT, INSERT, UPDATE",
 }
+_RIGHTS_OF_BROKERS: Final = _RIGHTS | {"txmq_broker": "SELECT, INSERT, UPDATE"}
 # Those whose policies apply to the role; none is meant to have any.
 _FILTERED: Final = "SELECT t FROM unnest(%s::text[]) t WHERE row_security_active('public.' || t)"
 _HISTORY: Final = "public.txmq_timeline_history"
@@ -48,12 +49,11 @@ _FUNCTIONS: Final = (
     "txmq_claim",
     "txmq_outbox_stamp",
     "txmq_outbox_waits",
-    "txmq_outbox_settle",
     "txmq_system_id",
-    "txmq_timeline_history",
     "txmq_token_insert",
     "txmq_send",
 )
+_FUNCTIONS_OF_BROKERS: Final = (*_FUNCTIONS, "txmq_outbox_settle", "txmq_timeline_history")
 # Plain names are those of PostgreSQL, whatever other roles have made.
 _OWN_PATH: Final = "SET LOCAL search_path = pg_catalog, pg_temp"
 
@@ -108,15 +108,16 @@ def _asking_for_rights() -> Iterator[None]:
         raise DatabaseError(error.message, hint=INSTALLERS, sqlstate=error.sqlstate) from None
 
 
-def check(connection: Connection) -> list[str]:
-    """Return warnings about the tables for an operator; empty if all is well.
+def check(connection: Connection, *, service: bool = False) -> list[str]:
+    """Return warnings about the tables for an operator; empty if all is well. The
+    connection has the role of a broker or of a `service`, which needs fewer rights.
 
     Raises UnsupportedServer or SchemaMissing where they cannot be used.
     """
     require_supported(read_server(connection))
     with translated("checking the schema"), connection.cursor() as cursor:
         if not _may_read(cursor, "txmq_schema"):
-            return _missing_rights(cursor)  # of a version that the role cannot see
+            return _missing_rights(cursor, service=service)  # of a version that the role cannot see
         found = _version(cursor)
         _refuse_newer(found)
         if found < VERSION:
@@ -125,7 +126,7 @@ def check(connection: Connection) -> list[str]:
                 + (f", but of {found}" if found else ""),
                 hint=f"txmq schema install '{_place(connection)}'",
             )
-        return [*_missing_rights(cursor), *_remarks(cursor)]
+        return [*_missing_rights(cursor, service=service), *_remarks(cursor, service=service)]
 
 
 def _version(cursor: Cursor) -> int:
@@ -151,9 +152,9 @@ def _may_read(cursor: Cursor, table: str) -> bool:
     return cursor.fetchone() != (False,)
 
 
-def _missing_rights(cursor: Cursor) -> list[str]:
+def _missing_rights(cursor: Cursor, *, service: bool) -> list[str]:
     remarks = []
-    for table, rights in _RIGHTS.items():
+    for table, rights in (_RIGHTS if service else _RIGHTS_OF_BROKERS).items():
         for right in rights.split(", "):
             cursor.execute(
                 "SELECT has_table_privilege(to_regclass(%s), %s)", (f"public.{table}", right)
@@ -161,7 +162,7 @@ def _missing_rights(cursor: Cursor) -> list[str]:
             if cursor.fetchone() == (False,):
                 grant = f"GRANT {right} ON public.{table} TO the role"
                 remarks.append(f"the role may not {right} on {table}: {grant}")
-    for function in _FUNCTIONS:
+    for function in _FUNCTIONS if service else _FUNCTIONS_OF_BROKERS:
         named = f"public.{function}"
         cursor.execute("SELECT has_function_privilege(to_regproc(%s), 'EXECUTE')", (named,))
         if cursor.fetchone() == (False,):
@@ -170,7 +171,7 @@ def _missing_rights(cursor: Cursor) -> list[str]:
     return remarks
 
 
-def _remarks(cursor: Cursor) -> list[str]:
+def _remarks(cursor: Cursor, *, service: bool) -> list[str]:
     cursor.execute(_FILTERED, (list(_RIGHTS),))
     remarks = [
         f"row-level security hides rows of {table} from the role:"
@@ -193,7 +194,7 @@ def _remarks(cursor: Cursor) -> list[str]:
             )
     cursor.execute(_BLIND_OWNER, (_HISTORY,))
     owner = cursor.fetchone()
-    if owner is not None:
+    if owner is not None and not service:
         remarks.append(
             f"{owner[0]} owns txmq_timeline_history and may not read files of the server, so "
             f"nothing is decided from before a failover: as a superuser, ALTER FUNCTION "

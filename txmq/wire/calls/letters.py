@@ -67,7 +67,7 @@ TraceParent = Annotated[str, StringConstraints(max_length=55)]  # as W3C writes 
 Time = Annotated[int, Field(ge=0, le=limits.TIME)]
 Count = Annotated[int, Field(ge=0, lt=2**31)]
 Short = Annotated[str, StringConstraints(max_length=256)]
-State = Literal["open", "replaying", "abandoned", "local"]
+State = Literal["open", "replaying", "abandoned", "local", "retrying"]
 
 
 class SelectionArgs(Args):
@@ -78,7 +78,7 @@ class SelectionArgs(Args):
     case of its letters.
     """
 
-    states: Annotated[tuple[State, ...], Field(min_length=1, max_length=4)] = ("open",)
+    states: Annotated[tuple[State, ...], Field(min_length=1, max_length=5)] = ("open",)
     topic: Name | None = None
     key: Annotated[str, StringConstraints(max_length=limits.KEY)] | None = None
     died_from: Time | None = None
@@ -158,8 +158,21 @@ class DlqAbandon(DlqReplay):
     reason: Reason
 
 
+class RetryNow(DlqReplay):
+    """Messages that are retried, not to wait for their next attempt: by their places,
+    or the next ones of a selection.
+    """
+
+
+class RetryEnd(RetryNow):
+    """Messages that are retried, to have no further attempt."""
+
+    reason: Reason
+
+
 class DlqEdit(GroupArgs):
-    """Another version of the message of one open dead letter.
+    """Another version of the message of one open dead letter, or of one that waits for
+    a retry.
 
     A `body` in base64 or `headers`, null = as they are; or `revert` to what was
     published. `edits` is the number of edits that the caller has seen.

@@ -7,12 +7,11 @@ from typing import Annotated, Literal
 from pydantic import Field, StringConstraints
 
 from txmq.model import limits
-from txmq.wire.calls.arguments import Args, Limit, Name, Reason, Text, Token
+from txmq.wire.calls.arguments import Args, Limit, Name, Text, Token
 from txmq.wire.calls.consumers import (
     GenerationArgs,
     GroupArgs,
     GroupName,
-    MessagePlace,
     Offset,
     OperatorArgs,
     Partition,
@@ -65,19 +64,6 @@ class RecoverShow(StoreArgs):
     after: tuple[TopicId, Partition, Offset] | None = None
     limit: Limit = 100
     bodies: bool = False
-
-
-class RecoverRetry(OperatorArgs):
-    """Messages that a store shall retry at once."""
-
-    store: Token
-    messages: Annotated[tuple[MessagePlace, ...], Field(min_length=1, max_length=MAX_ENTRIES)]
-
-
-class RecoverDrop(RecoverRetry):
-    """Messages of a store to close for good."""
-
-    reason: Reason
 
 
 class RecoverAdopt(OperatorArgs):

@@ -190,6 +190,18 @@ class OneBrokerCalls:
         """Letters are at one broker: `client.abandon_letters` of one of `clients`."""
         raise of_one_broker("abandon_letters(…)")
 
+    def retry_now(self, *args: object, **options: object) -> NoReturn:
+        """Retries are at one broker: `client.retry_now` of one of `clients`."""
+        raise of_one_broker("retry_now(…)")
+
+    def bury_retries(self, *args: object, **options: object) -> NoReturn:
+        """Retries are at one broker: `client.bury_retries` of one of `clients`."""
+        raise of_one_broker("bury_retries(…)")
+
+    def skip_retries(self, *args: object, **options: object) -> NoReturn:
+        """Retries are at one broker: `client.skip_retries` of one of `clients`."""
+        raise of_one_broker("skip_retries(…)")
+
     def redrive_letters(self, *args: object, **options: object) -> NoReturn:
         """Letters are at one broker: `client.redrive_letters` of one of `clients`."""
         raise of_one_broker("redrive_letters(…)")

@@ -35,6 +35,7 @@ from txmq.client.protocol.transaction.job_decision import require_committed
 from txmq.client.protocol.transaction.tokens import new_token, parse_token
 from txmq.crashpoints import crashpoint
 from txmq.model.durations import Duration, seconds_of
+from txmq.model.letter_filter import RETRIED
 from txmq.model.message import Receipt
 
 
@@ -92,6 +93,59 @@ class AwaitedLetterCalls:
         return await change_steps(
             self._core.call, "dlq.abandon", group, letters, saved, selection, **by
         )
+
+    async def retry_now(
+        self,
+        group: str,
+        messages: Sequence[Place | DeadLetter] | None = None,
+        *,
+        operator: str,
+        reason: str = "",
+        **selection: Unpack[LetterOptions],
+    ) -> ChangedLetters:
+        """Deliver messages at once that wait for their next attempt: those at these
+        places, or all of a selection. `letters` with states "retrying", "replaying" and
+        "local" finds them.
+        """
+        by = {"operator": operator, "reason": reason}
+        return await self._change_retries("retry.now", group, messages, selection, **by)
+
+    async def bury_retries(
+        self,
+        group: str,
+        messages: Sequence[Place | DeadLetter] | None = None,
+        *,
+        operator: str,
+        reason: str,
+        **selection: Unpack[LetterOptions],
+    ) -> ChangedLetters:
+        """Make messages that are retried dead letters, before their last attempt."""
+        by = {"operator": operator, "reason": reason}
+        return await self._change_retries("retry.bury", group, messages, selection, **by)
+
+    async def skip_retries(
+        self,
+        group: str,
+        messages: Sequence[Place | DeadLetter] | None = None,
+        *,
+        operator: str,
+        reason: str,
+        **selection: Unpack[LetterOptions],
+    ) -> ChangedLetters:
+        """Close messages that are retried for good; their keys go on."""
+        by = {"operator": operator, "reason": reason}
+        return await self._change_retries("retry.skip", group, messages, selection, **by)
+
+    async def _change_retries(
+        self,
+        call: str,
+        group: str,
+        messages: Sequence[Place | DeadLetter] | None,
+        selection: LetterOptions,
+        **by: str,
+    ) -> ChangedLetters:
+        chosen: LetterOptions = {"states": RETRIED, **selection} if selection else {}
+        return await change_steps(self._core.call, call, group, messages, None, chosen, **by)
 
     async def redrive_letters(  # noqa: PLR0913  # what a redrive is
         self,

@@ -59,8 +59,8 @@ class AwaitedMessageCalls(AwaitedLetterCalls):
         bodies: bool = False,
         **selection: Unpack[LetterOptions],
     ) -> AsyncIterator[DeadLetter]:
-        """Select the dead letters of a consumer group, page by page, in the order of
-        their deaths.
+        """Select the dead letters of a consumer group, or messages that are retried, in
+        the order of their deaths or first failures, page by page.
 
         The letters have all properties in `selection`, or those of the selection that
         was `saved` by its name; by default they are the open ones. Those that die after
@@ -88,14 +88,16 @@ class AwaitedMessageCalls(AwaitedLetterCalls):
         operator: str,
         reason: str,
     ) -> int:
-        """Give an open dead letter another body, other headers (all of them), or both,
-        for its group only; return the number of its edits.
+        """Give an open dead letter, or a message that waits for a retry, another body,
+        other headers (all of them), or both, for its group only; return the number of
+        its edits.
 
         It stays the same message, and an inbox knows it as such. A new body is first
         checked against `model`: a pydantic model, or a function that raises an
         exception.
         Raises LocalProtocolError where it does not fit, Conflict where the letter is
-        not open any more, or was edited since `letter` was read.
+        not open any more, a consumer has the message in hand, or it was edited since
+        `letter` was read.
         """
         args = edit_args(
             letter, body=body, headers=headers, model=model, operator=operator, reason=reason

@@ -424,7 +424,7 @@ class SpoolDrain:
             return
         error = RequestRejected(
             "a copy of this spool has put the message aside, or it was removed by retention",
-            hint="send it again (txmq recover retry --refused) if it is not in its topic",
+            hint="send it again (txmq recover drain --refused) if it is not in its topic",
         )
         self._refuse(head, error, unknown=True)
 
