@@ -277,6 +277,23 @@ class BrokerSettings(StrictModel):
     snapshot_bytes: int = Field(default=256 * MIB, ge=MIB)  # of log between two snapshots
 
 
+class ClusterSettings(StrictModel):
+    """Section [cluster]: the log is in a partition of Kafka, and other nodes share it.
+
+    Followers claim the log once it was silent for `silence_s` to 1.6 times that. A
+    leader answers from its state for `lease_s` behind its last write.
+    """
+
+    kafka: Annotated[str, Field(min_length=1)]  # HOST:PORT, several with commas
+    topic: Name = "txmq"
+    # of librdkafka: connections and logins
+    options: dict[str, str] = Field(default={}, repr=False)
+    # settings of the topic that may be as they are, though it may lose what it has
+    accept: tuple[str, ...] = Field(default=(), strict=False)
+    silence_s: float = Field(default=1.5, gt=0)
+    lease_s: float = Field(default=1.0, gt=0)
+
+
 class LimitSettings(StrictModel):
     """Limits of what clients may use up.
 
@@ -338,6 +355,7 @@ class SettingsFile(StrictModel):
     """The whole settings file."""
 
     broker: BrokerSettings
+    cluster: ClusterSettings | None = None
     tls: TlsSettings | None = None
     consumers: ConsumerDefaults = ConsumerDefaults()
     checks: CheckbackSettings = CheckbackSettings()

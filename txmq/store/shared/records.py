@@ -11,7 +11,8 @@
     16   16s   log id
     32   16s   nonce of a claim and of the slices that its owner writes
     48   i64   genesis and slice: start, a position of the log
-    56   i64   slice: position after the last whole record; a claim cuts the log there
+    56   i64   slice: position after the last whole record; a claim cuts the log there;
+               genesis: created_at of the log's first segment
     64         claim: the node's name in UTF-8; slice: bytes of the log's files
 
 The data of all slices that count are the bytes of the log: its records, and at the
@@ -40,12 +41,15 @@ _NO_NONCE = bytes(16)
 class Genesis(NamedTuple):
     """The first record that counts: which log this is, and where it goes on.
 
-    `epoch` is the boot epoch of what lies before `start`: 0 for a new log.
+    `epoch` is the boot epoch of what lies before `start`: 0 for a new log, which starts
+    behind the header of its first segment. Every node makes that one from `created_at`,
+    in microseconds since the epoch.
     """
 
     log_id: UUID
     epoch: int
     start: int
+    created_at: int
 
 
 class Claim(NamedTuple):
@@ -83,8 +87,8 @@ PartitionRecord = Genesis | Claim | Slice
 def encode(record: PartitionRecord) -> bytes:
     """Return the bytes of a record."""
     match record:
-        case Genesis(log_id, epoch, start):
-            fields = (1, 0, epoch, log_id.bytes, _NO_NONCE, start, start)
+        case Genesis(log_id, epoch, start, created_at):
+            fields = (1, 0, epoch, log_id.bytes, _NO_NONCE, start, created_at)
             data = b""
         case Claim(log_id, epoch, nonce, node):
             fields, data = (2, 0, epoch, log_id.bytes, nonce, 0, 0), node.encode()
@@ -110,7 +114,7 @@ def decode(data: bytes) -> PartitionRecord | None:
     rest = data[HEADER_SIZE:]
     match kind:
         case 1:
-            return Genesis(UUID(bytes=log_id), epoch, start)
+            return Genesis(UUID(bytes=log_id), epoch, start, whole)
         case 2:
             return Claim(UUID(bytes=log_id), epoch, nonce, rest.decode(errors="replace"))
         case 3:

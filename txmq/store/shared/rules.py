@@ -55,7 +55,7 @@ def fold(
     """
     after = place._replace(offset=offset, checksum=checksum)
     match record:
-        case Genesis(log_id, epoch, start) if place.log_id is None:
+        case Genesis(log_id, epoch, start, _) if place.log_id is None:
             return after._replace(log_id=log_id, epoch=epoch, end=start, whole=start), True
         case Claim(log_id, epoch, nonce, _) if log_id == place.log_id and epoch > place.epoch:
             return after._replace(epoch=epoch, nonce=nonce, end=place.whole), True

@@ -1,0 +1,1 @@
+"""Nodes that share one log: they follow a partition, and one of them leads."""
