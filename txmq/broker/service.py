@@ -204,6 +204,10 @@ class BrokerService:
             Random(),  # noqa: S311  # jitter
             clock,
         )
+        if self._cluster is not None:
+            engine.lease = self._cluster.has_lease
+            self._assembly.sessions.use_lease(engine.lease)
+            self._cluster.on_lease = self._assembly.sessions.go_on
         if settings.otel:
             from txmq.broker.monitoring.spans import BrokerSpans, find_tracer  # noqa: PLC0415  # an extra
 
@@ -236,7 +240,10 @@ class BrokerService:
 
     def _make_resolvers(self) -> ResolverService:
         engine, settings = self._engine, self._settings.broker
-        log_id, directory = engine.store.log_id, directory_id(settings.data)
+        log_id = engine.store.log_id
+        # Nodes of a cluster are one broker: the epoch of the boot tells which one leads.
+        alone = self._cluster is None
+        directory = directory_id(settings.data) if alone else log_id
         return ResolverService(
             self._settings.resolver,
             log_id,
@@ -245,7 +252,7 @@ class BrokerService:
             name=settings.name,
             publish=OutboxPublisher(engine, settings, self._reactor),
             lease=DatabaseLease(log_id, directory, engine.state.boot_epoch),
-            memory=StoredReports(settings.data),
+            memory=StoredReports(settings.data) if alone else None,
         )
 
     def _connect(self, watch: DiskWatch) -> None:

@@ -46,6 +46,7 @@ TYPES: Final = {
 PANELS: Final = {
     "Brokers": {
         "broker": "broker",
+        "cluster": "cluster",
         "dev": "dev",
         "doctor": "doctor",
         "config": "config",

@@ -382,6 +382,12 @@ class RelayFile(PartialFile):
     relay: RelaySettings
 
 
+class ClusterFile(PartialFile):
+    """The section that tells of the cluster's log."""
+
+    cluster: ClusterSettings
+
+
 class ResolverFile(PartialFile):
     """The sections that a resolver process reads."""
 
@@ -434,6 +440,11 @@ def load_broker(path: Path | None, overrides: dict[str, object]) -> SettingsFile
 def load_relay(path: Path | None, overrides: dict[str, object]) -> RelaySettings:
     """Return the settings of a relay, as `load_broker` does those of [broker]."""
     return _overridden(RelayFile, "relay", path, overrides).relay
+
+
+def load_cluster(path: Path) -> ClusterSettings:
+    """Return the settings of the cluster's log; ConfigError as `load_broker`."""
+    return _checked(ClusterFile, _read(path), path).cluster
 
 
 def load_resolvers(path: Path) -> ResolverFile:

@@ -15,7 +15,7 @@
     ├─ StoreError
     │  ├─ CorruptRecord, UnsupportedFormat, DiskFull, StoreClosed, DirectoryInUse,
     │  │  StoreFull, ForeignStore, InvalidExport, SpoolFull, BackupDamaged,
-    │  │  BackupMismatch, RestoreUnfinished
+    │  │  BackupMismatch, RestoreUnfinished, NodeEnded
     ├─ DatabaseError
     │  ├─ DatabaseUnavailable, DatabaseConflict, SchemaMissing, InboxMismatch,
     │  │  UnsupportedServer, SynchronousCommitOff, TwoPhaseOff, TwoPhaseFull,
@@ -52,6 +52,7 @@ from txmq.errors.base import (
     InvalidSelector,
     LocalProtocolError,
     LogChanged,
+    NodeEnded,
     Outcome,
     ProtocolError,
     RemoteProtocolError,
@@ -167,6 +168,7 @@ __all__ = (
     "MessageTooLarge",
     "MessagesDamaged",
     "NoResolver",
+    "NodeEnded",
     "NotLeased",
     "NotPermitted",
     "OffsetOutOfRange",

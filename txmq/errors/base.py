@@ -158,6 +158,15 @@ class InvalidExport(StoreError):
     """A file is no export of a store, or an incomplete one."""
 
 
+class NodeEnded(StoreError):
+    """A node of a cluster is no longer part of it, such as when another one leads.
+
+    `may_follow`: a new process may follow again.
+    """
+
+    may_follow = False
+
+
 class StoreClosed(StoreError):
     """The store was closed, or failed and takes no more work until a restart."""
 

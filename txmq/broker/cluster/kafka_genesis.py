@@ -22,7 +22,10 @@ def write_genesis(kafka: KafkaAddress, topic: str, genesis: Genesis) -> None:
     producer = kafka.client(Producer, {**SAFE_WRITES, "message.timeout.ms": int(WITHIN_S * 1_000)})
     failures: list[KafkaError | None] = []
     producer.produce(
-        topic, encode(genesis), partition=NUMBER, on_delivery=lambda error, _: failures.append(error)
+        topic,
+        encode(genesis),
+        partition=NUMBER,
+        on_delivery=lambda error, _: failures.append(error),
     )
     producer.flush(WITHIN_S + 1)
     if error := next(iter(failures), KafkaError(KafkaError._TIMED_OUT)):  # noqa: SLF001

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from txmq.broker.engine.engine import Engine
     from txmq.config.broker import ClusterSettings
-    from txmq.errors import StoreClosed
+    from txmq.errors import NodeEnded
     from txmq.store.index.lmdb_tables import LmdbTables
     from txmq.store.shared.records import Genesis
 
@@ -57,6 +57,7 @@ class Membership:
         self._node: Node | None = None
         self._tick_s = 0.0
         self._leaves = False
+        self.on_lease: Callable[[], None] = lambda: None  # at each tick with the lease
 
     def genesis(self) -> Genesis:
         """Read how the log begins, for an empty data directory."""
@@ -87,7 +88,7 @@ class Membership:
         assert self._replica is not None
         assert self._node is not None
         self._replica.follow(self._node)
-        loop = LoopingCall(self._replica.tick)
+        loop = LoopingCall(self._tick)
         loop.clock = self._reactor
         loop.start(self._tick_s, now=False).addErrback(self._failed)
         log.info("cluster.follows", topic=self._settings.topic)
@@ -95,12 +96,18 @@ class Membership:
         log.info("cluster.leads", epoch=place.epoch)
         return place
 
+    def _tick(self) -> None:
+        assert self._replica is not None
+        self._replica.tick()
+        if self.has_lease():
+            self.on_lease()
+
     async def lease(self) -> None:
         """Wait until the leader before this one answers nothing any more."""
-        while not self.is_serving():
+        while not self.has_lease():
             await deferLater(self._reactor, self._tick_s)
 
-    def is_serving(self) -> bool:
+    def has_lease(self) -> bool:
         """Return whether this node may answer from its state without a write."""
         return self._node is not None and self._node.is_serving(_seconds())
 
@@ -115,7 +122,7 @@ class Membership:
         if self._partition is not None:
             self._partition.close()
 
-    def _end(self, error: StoreClosed) -> None:
+    def _end(self, error: NodeEnded) -> None:
         if not self._leaves:
             self._failed(Failure(error))
 

@@ -13,11 +13,11 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 import structlog
-from twisted.internet.defer import Deferred, fail, succeed
+from twisted.internet.defer import Deferred, fail
 from twisted.python.failure import Failure
 
 from txmq.broker.data_directory.storage import roll_forward
-from txmq.errors import StoreClosed
+from txmq.errors import NodeEnded
 from txmq.store.shared.node import End, Node
 from txmq.store.shared.records import Claim, PartitionRecord, Slice
 from txmq.store.shared.slices import SliceReader, after, segment_bytes
@@ -29,6 +29,16 @@ if TYPE_CHECKING:
     from txmq.store.log.writer import Flush
     from txmq.store.shared.rules import Place
 
+# Memory is ahead of the log then, and a new process is not.
+FOLLOWS_AGAIN = (End.DEPOSED, End.RESIGNED, End.UNDELIVERED)
+_AGAIN = "start it again: it follows from where its copy ends"
+_COPY = "remove its data directory, and start it with a copy of another node's (txmq log backup)"
+HINTS = {
+    **dict.fromkeys(FOLLOWS_AGAIN, _AGAIN),
+    End.DIVERGED: "find out which copy of the log is longest before you start anything again",
+    End.FORGOTTEN: _COPY,
+    End.UNSUPPORTED: "install that version here",
+}
 log = structlog.get_logger()
 
 
@@ -49,7 +59,7 @@ class Replica:
         self._place: Place | None = None
         self.node: Node | None = None
         self.leading: Deferred[Place] = Deferred()
-        self.on_end: Callable[[StoreClosed], None] = _log_end
+        self.on_end: Callable[[NodeEnded], None] = _log_end
 
     def follow(self, node: Node) -> None:
         """Begin to follow."""
@@ -98,10 +108,8 @@ class Replica:
 
     def ended(self, end: End, detail: str) -> None:
         """Answer nothing more."""
-        error = StoreClosed(
-            f"this node has left the shared log: {end}: {detail}",
-            hint="start it again: it follows from where its copy ends",
-        )
+        error = NodeEnded(f"this node has left the shared log: {end}: {detail}", hint=HINTS[end])
+        error.may_follow = end in FOLLOWS_AGAIN
         for _end, waiting in self._flushes:
             waiting.errback(Failure(error))
         self._flushes.clear()
@@ -136,5 +144,5 @@ class Replica:
         engine.state.topics_with_new_entries.clear()
 
 
-def _log_end(error: StoreClosed) -> None:
+def _log_end(error: NodeEnded) -> None:
     log.critical("cluster.ended", error=str(error))

@@ -40,7 +40,7 @@ from txmq.store.log.record import LOST, split_body
 from txmq.store.log.segment import HEADER_SIZE, read_log_id, segment_path
 from txmq.store.restore import require_served
 from txmq.store.shared.rules import Place
-from txmq.store.shared.stored_place import load_place, save_place
+from txmq.store.shared.stored_place import save_place
 from txmq.store.snapshot import (
     newest_snapshot,
     older_snapshot_position,

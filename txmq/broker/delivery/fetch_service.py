@@ -107,6 +107,11 @@ class _FetchRequest:
             if last:
                 self._reply([])
             return last
+        lease = self._engine.lease
+        if lease is not None and not lease():  # a first lease of a message needs no disk
+            if last:
+                self._reply([])
+            return last
         limits, pace = self._limits(), self._fetches.paces.of(self._member[0])
         if pace is not None:
             messages = pace.messages(limits.max_messages, self._fetches.paces.now())

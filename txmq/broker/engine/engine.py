@@ -101,8 +101,10 @@ class Engine:
         self.flush_policy, self._schedule = flush, FlushSchedule(flush)
         self._after_reads = after_reads or partial(clock.callLater, 0)
         self._quick_s, self._mean_write_s = quick_s, 0.0
-        # with it, durable = it has brought a flush to the other nodes, in place of a sync
+        # with it, durable = it has brought a flush to the other nodes
         self.replicate: Replicate | None = None
+        # whether a node of a cluster may answer without a write; None = it is alone
+        self.lease: Callable[[], bool] | None = None
         self.budget = DiskBudget(limits.UNFLUSHED)
         self._senders_wait = False  # for the disk: an asynchronous flush is brought forward
         self._missed_write = 0  # bytes of the last write, where pending replies came too late

@@ -21,7 +21,7 @@ PLACE_ROW = b"place"
 def save_place(tables: LmdbTables, place: Place) -> None:
     """Let the next commit of the tables have a place."""
     log_id = None if place.log_id is None else place.log_id.bytes
-    tables[META].put(PLACE_ROW, tuple(place._replace(log_id=None)) + (log_id,))
+    tables[META].put(PLACE_ROW, (log_id, *place._replace(log_id=None)))
 
 
 def load_place(tables: LmdbTables) -> Place | None:
@@ -29,5 +29,5 @@ def load_place(tables: LmdbTables) -> Place | None:
     row = tables[META].get(PLACE_ROW)
     if row is None:
         return None
-    *fields, log_id = row
+    log_id, *fields = row
     return Place(*fields)._replace(log_id=None if log_id is None else UUID(bytes=log_id))
