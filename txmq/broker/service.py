@@ -241,7 +241,7 @@ class BrokerService:
     def _make_resolvers(self) -> ResolverService:
         engine, settings = self._engine, self._settings.broker
         log_id = engine.store.log_id
-        # Nodes of a cluster are one broker: the epoch of the boot tells which one leads.
+        # Nodes of a cluster are one broker: the boot epoch tells which one leads.
         alone = self._cluster is None
         directory = directory_id(settings.data) if alone else log_id
         return ResolverService(

@@ -54,7 +54,7 @@ class SessionFactory(Factory):
         self._open: dict[ClientSession, None] = {}
 
     def use_lease(self, lease: Callable[[], bool]) -> None:
-        """Begin requests only while a node of a cluster has its lease, and at `go_on`."""
+        """Begin requests only while a node of a cluster has its lease."""
         self._shared.lease = lease
 
     def go_on(self) -> None:
