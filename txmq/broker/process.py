@@ -91,7 +91,7 @@ def _follow_again(ended: NodeEnded) -> None:
     if not ended.may_follow:
         raise ended
     log.warning("cluster.follows_again", reason=str(ended))
-    os.execv(sys.executable, sys.orig_argv)  # the same program, which the caller chose
+    os.execv(sys.executable, sys.orig_argv)  # noqa: S606  # this program
 
 
 def _stopped_by(failure: BaseException) -> StoreClosed:
