@@ -369,6 +369,12 @@ class SettingsFile(StrictModel):
     xa: XaSettings = XaSettings()
     relay: RelaySettings | None = None
 
+    @model_validator(mode="after")
+    def _cluster_waits(self) -> Self:
+        if self.cluster is not None and self.broker.flush != "sync":
+            raise ValueError("a node of a cluster answers once the others have it: flush = sync")
+        return self
+
 
 class PartialFile(BaseModel):
     """The sections that a process beside the broker reads; it ignores the others."""

@@ -29,7 +29,7 @@ from txmq.core.events.base import (
 )
 from txmq.core.transactions import lost_records
 from txmq.core.transactions.timers import NoteSnapshot
-from txmq.errors import CorruptRecord, DiskFull
+from txmq.errors import CorruptRecord, DiskFull, StoreError
 from txmq.store.index.environment import has_environment
 from txmq.store.index.lmdb_tables import LmdbTables
 from txmq.store.log.archive import archive_segment
@@ -40,7 +40,7 @@ from txmq.store.log.record import LOST, split_body
 from txmq.store.log.segment import HEADER_SIZE, read_log_id, segment_path
 from txmq.store.restore import require_served
 from txmq.store.shared.rules import Place
-from txmq.store.shared.stored_place import save_place
+from txmq.store.shared.stored_place import load_place, save_place
 from txmq.store.snapshot import (
     newest_snapshot,
     older_snapshot_position,
@@ -129,7 +129,9 @@ def _open_locked(
             known = KnownPositions(
                 tables.position, 0 if snapshot is None else snapshot.position, tables.position
             )
-            if genesis is not None:
+            if genesis is None:
+                _require_alone(directory, tables)
+            else:
                 cut_log(fs, str(directory), max(tables.position, HEADER_SIZE))
         new_log_id, created_at = uuid4(), now
         if genesis is not None and log_id is None:
@@ -166,6 +168,15 @@ def _require_unused(fs: FileSystem, directory: Path) -> None:
         reason = f"the log is missing, from which {made[0]} was made"
         hint = "mount its disk, or restore a backup; a new log begins in an empty directory"
         raise CorruptRecord(segment_path(str(directory), 0), 0, reason, hint=hint)
+
+
+def _require_alone(directory: Path, tables: LmdbTables) -> None:
+    """Raise StoreError for the copy of a shared log, which is the other nodes' too."""
+    if load_place(tables) is not None:
+        raise StoreError(
+            f"{directory} is a copy of a cluster's log",
+            hint="start it with its section [cluster]; let the leading node make changes",
+        )
 
 
 def _catch_up(state: State, log: Log, tables: LmdbTables) -> int:

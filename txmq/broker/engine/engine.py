@@ -200,7 +200,7 @@ class Engine:
                 return
         if outcome.early:
             deliver(outcome.reply)
-        elif early is not None:
+        elif early is not None and self.replicate is None:
             self._schedule.add(early, messages)
             self._pending_write.append(_PendingReply(0, deliver, outcome.reply, self.requester))
         elif end:
