@@ -18,6 +18,7 @@ from typing import Protocol
 Reported = Callable[[Exception | None, int | None], None]
 Deliver = Callable[[int, bytes], None]
 CaughtUp = Callable[[int], None]
+Lost = Callable[[int], None]
 
 
 class Partition(Protocol):
@@ -35,13 +36,14 @@ class Partition(Protocol):
         duplicate of one that is there, at an offset that nobody knows.
         """
 
-    def read_from(self, offset: int, deliver: Deliver, caught_up: CaughtUp) -> None:
+    def read_from(self, offset: int, deliver: Deliver, caught_up: CaughtUp, lost: Lost) -> None:
         """Deliver every record from an offset on, in order, for ever. Called once.
 
         `caught_up` gets the next offset each time when the end was reached. Where the
-        partition lacks the offset, because it forgot it or was cut, reading goes on
-        with the first record that it has: the reader compares offsets and finds out.
-        Reading outlives errors of the network; it tries again until `close`.
+        partition lacks the next offset, because it forgot it or was cut, `lost` gets the
+        first one that it has, and reading ends: to go on there would hide the records
+        between, and gaps are no sign of them. Reading outlives errors of the network; it
+        tries again until `close`.
         """
 
     def forget_before(self, offset: int) -> None:
