@@ -19,7 +19,7 @@ from txmq.testing.wait import PATIENCE_S
 
 NODES: Final = (1, 2, 3)
 TOPIC: Final = "log"
-PRODUCE: Final = 0  # Kafka's number of the request
+PRODUCE, FETCH = 0, 1  # Kafka's numbers of requests
 CUT: Final = KafkaError._TRANSPORT  # the connection is cut instead of an answer
 REFUSALS: Final = (
     KafkaError.NOT_LEADER_FOR_PARTITION,
@@ -60,19 +60,23 @@ class MockCluster:
 
     def refuse(self, errors: Sequence[int]) -> None:
         """Have the next records refused by these errors, one after the other."""
-        self._answer([(error, 0) for error in errors])
+        self._answer(PRODUCE, [(error, 0) for error in errors])
+
+    def refuse_reads(self, errors: Sequence[int]) -> None:
+        """Likewise the next requests for records."""
+        self._answer(FETCH, [(error, 0) for error in errors])
 
     def answer_late(self) -> None:
         """Take the next record at once, and answer in an hour."""
-        self._answer([(0, LONG_MS)])
+        self._answer(PRODUCE, [(0, LONG_MS)])
 
-    def _answer(self, answers: Sequence[tuple[int, int]]) -> None:
-        """Answer the next records by errors after milliseconds.
+    def _answer(self, request: int, answers: Sequence[tuple[int, int]]) -> None:
+        """Answer the next requests of a kind by errors after milliseconds.
 
         Answers that are set for a node hide those that are set for all of them.
         """
         flat = [number for answer in answers for number in answer]
-        self._do("broker_push_request_error_rtts", self.leader, PRODUCE, len(answers), *flat)
+        self._do("broker_push_request_error_rtts", self.leader, request, len(answers), *flat)
 
     def cut(self, *nodes: int) -> None:
         """End all connections to nodes, and take none until `mend`."""

@@ -6,9 +6,12 @@ import threading
 from collections.abc import Callable, Iterator
 
 import pytest
+from confluent_kafka import KafkaError
+from structlog.testing import capture_logs
 
 from tests.broker.cluster.loop import Loop
 from tests.broker.cluster.mock_cluster import TOPIC, MockCluster
+from txmq.broker.cluster import kafka_client
 from txmq.broker.cluster.kafka_client import KafkaAddress
 from txmq.broker.cluster.kafka_partition import KafkaPartition
 from txmq.errors import ConfigError, LogUnavailable
@@ -127,6 +130,30 @@ def test_reading_goes_on_after_an_outage(bench: Bench) -> None:
     bench.produce(writer, b"after")
     bench.loop.run_until(lambda: len(bench.records) == 2, "the next record")
     assert bench.records == [(0, b"before"), (1, b"after")]
+
+
+def test_an_error_of_a_read_skips_no_record(bench: Bench) -> None:
+    writer, reader = bench.partition(), bench.partition()
+    bench.read(reader)
+    bench.produce(writer, b"before")
+    bench.loop.run_until(lambda: bench.records, "a record")
+    bench.cluster.refuse_reads(
+        [KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.UNKNOWN_TOPIC_OR_PART] * 2
+    )
+    bench.produce(writer, *RECORDS)
+    bench.loop.run_until(lambda: len(bench.records) > len(RECORDS), "the next records")
+    assert bench.records == [*enumerate([b"before", *RECORDS])]
+    assert bench.lost == []
+
+
+def test_trouble_of_one_kind_is_logged_once_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, kafka = [0.0], KafkaAddress("127.0.0.1:1")
+    monkeypatch.setattr(kafka_client, "monotonic", lambda: now[0])
+    with capture_logs() as logged:
+        for now[0] in (0.0, 59.0, 61.0):
+            kafka.note(KafkaError(KafkaError._TRANSPORT))
+            kafka.note(KafkaError(KafkaError._AUTHENTICATION))
+    assert [line["hint"].split()[0] for line in logged] == ["are", "check"] * 2
 
 
 def test_nothing_is_told_after_the_end(bench: Bench) -> None:

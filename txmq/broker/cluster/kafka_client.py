@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Final, NamedTuple, TypeVar
+from dataclasses import dataclass, field
+from math import inf
+from time import monotonic
+from typing import Final, TypeVar
 
 import structlog
 from confluent_kafka import KafkaError, KafkaException
@@ -37,15 +40,18 @@ HINTS: Final = {
     KafkaError.MSG_SIZE_TOO_LARGE: "`txmq cluster create` has the right max.message.bytes",
     KafkaError.UNKNOWN_TOPIC_OR_PART: "`txmq cluster create` makes the topic",
 }
+NOTE_EVERY_S: Final = 60.0  # errors of one kind
 log = structlog.get_logger()
 Client = TypeVar("Client")
 
 
-class KafkaAddress(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class KafkaAddress:
     """Kafka's nodes, as HOST:PORT with commas, and options of librdkafka for them."""
 
     servers: str
-    options: Mapping[str, str] = {}
+    options: Mapping[str, str] = field(default_factory=dict)
+    _noted_at: dict[int, float] = field(default_factory=dict, init=False, compare=False, repr=False)
 
     def client(self, kind: Callable[..., Client], settings: Mapping[str, object] = {}) -> Client:
         """Return a producer, a consumer or an admin client with these settings.
@@ -59,11 +65,18 @@ class KafkaAddress(NamedTuple):
                     "is no option of connections or logins",
                     hint=f"options begin with {', '.join(MAY_BE_SET)}, or are {VERIFY}",
                 )
-        own = {"bootstrap.servers": self.servers, "error_cb": note}
+        own = {"bootstrap.servers": self.servers, "error_cb": self.note}
         try:
             return kind({**self.options, **COMMON, **settings, **own})
         except KafkaException as failed:
             raise ConfigError("cluster.options", failed.args[0].str()) from failed
+
+    def note(self, error: KafkaError) -> None:
+        """Log what is wrong. A client tries again by itself, many times a second."""
+        now, code = monotonic(), error.code()
+        if now - self._noted_at.get(code, -inf) >= NOTE_EVERY_S:
+            self._noted_at[code] = now
+            log.warning("kafka.trouble", error=error.str(), hint=HINTS.get(code, ""))
 
 
 def unavailable(doing: str, error: KafkaError) -> LogUnavailable:
@@ -71,8 +84,3 @@ def unavailable(doing: str, error: KafkaError) -> LogUnavailable:
     return LogUnavailable(
         f"Kafka failed to {doing}: {error.str()}", hint=HINTS.get(error.code(), "")
     )
-
-
-def note(error: KafkaError) -> None:
-    """Log what is wrong with a connection; the client tries again by itself."""
-    log.warning("kafka.trouble", error=error.str(), hint=HINTS.get(error.code(), ""))

@@ -7,7 +7,6 @@ it to the reactor, several reports or records at a time.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
 from threading import Event, Thread
@@ -16,7 +15,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
-from txmq.broker.cluster.kafka_client import KafkaAddress, note, unavailable
+from txmq.broker.cluster.kafka_client import KafkaAddress, unavailable
 from txmq.store.shared.partition import CaughtUp, Deliver, Lost, Reported
 
 if TYPE_CHECKING:
@@ -54,6 +53,7 @@ LOST: Final = (KafkaError._AUTO_OFFSET_RESET, KafkaError._LOG_TRUNCATION)
 # A thread sees so late that it has to end.
 POLL_S: Final = 0.1
 CLOSE_S: Final = 5.0
+FORGET_S: Final = 30.0
 # Records that the reactor takes at a time, of up to 1 MiB each.
 AT_ONCE: Final = 16
 
@@ -76,7 +76,6 @@ class KafkaPartition:
         self._writes = {"message.timeout.ms": int(report_within_s * 1_000)}
         self._appender: _Appender | None = None
         self._reader: _Reader | None = None
-        self._admin: AdminClient | None = None
         self._closed = False
 
     def produce(self, data: bytes, reported: Reported) -> None:
@@ -90,14 +89,11 @@ class KafkaPartition:
     def read_from(self, offset: int, deliver: Deliver, caught_up: CaughtUp, lost: Lost) -> None:
         consumer = self._kafka.client(Consumer, WHOLE_READS)
         place = TopicPartition(self._topic, NUMBER, offset)
-        self._reader = _Reader(consumer, place, (deliver, caught_up, lost), self._call)
+        told = (deliver, caught_up, lost)
+        self._reader = _Reader(consumer, place, told, self._kafka.note, self._call)
 
     def forget_before(self, offset: int) -> None:
-        if self._admin is None:
-            self._admin = self._kafka.client(AdminClient)
-        place = TopicPartition(self._topic, NUMBER, offset)
-        for done in self._admin.delete_records([place]).values():
-            done.add_done_callback(_note_failure)
+        Thread(target=self._forget, args=(offset,), name="txmq-kafka-forgets", daemon=True).start()
 
     def close(self) -> None:
         self._closed = True
@@ -106,6 +102,14 @@ class KafkaPartition:
             thread.stop()
         for thread in threads:
             thread.join(CLOSE_S)
+
+    def _forget(self, offset: int) -> None:
+        admin, place = self._kafka.client(AdminClient), TopicPartition(self._topic, NUMBER, offset)
+        [done] = admin.delete_records([place], request_timeout=FORGET_S).values()
+        try:
+            done.result()
+        except KafkaException as failed:  # the next call removes these records as well
+            self._kafka.note(failed.args[0])
 
     def _call(self, calls: Sequence[Callable[[], None]]) -> None:
         """Make calls in the reactor's thread, up to the one that closes this."""
@@ -184,16 +188,17 @@ class _Reader(_Worker):
         consumer: Consumer,
         place: TopicPartition,
         told: tuple[Deliver, CaughtUp, Lost],
+        note: Callable[[KafkaError], None],
         call: Call,
     ) -> None:
         super().__init__("records", call)
-        self._consumer, self._place = consumer, place
+        self._consumer, self._next, self._note = consumer, place, note
         self._deliver, self._caught_up, self._lost = told
         self._taken = Event()
         self.start()
 
     def run(self) -> None:
-        self._consumer.assign([self._place])
+        self._consumer.assign([self._next])
         while not self.is_stopped:
             # `consume` alone would wait until it has as many as it may return.
             if (first := self._consumer.poll(POLL_S)) is not None:
@@ -204,35 +209,42 @@ class _Reader(_Worker):
         """Have the reactor take messages before there are more."""
         calls: list[Callable[[], None]] = []
         for message in messages:
-            if not self.is_stopped:  # as it is after what was lost
-                calls += self._told(message)
+            error = message.error()
+            if error is None or error.code() == KafkaError._PARTITION_EOF:
+                calls.append(self._told(message))
+            else:
+                calls += self._after(error)
+                break
         self._taken.clear()
         self._call([*calls, self._taken.set])
         while not self.is_stopped and not self._taken.wait(POLL_S):
             pass
 
-    def _told(self, message: Message) -> Iterator[Callable[[], None]]:
-        """Yield the call that tells of a message."""
-        error, offset = message.error(), message.offset() or 0
-        if error is None:
-            yield partial(self._deliver, offset, message.value() or b"")
-        elif error.code() == KafkaError._PARTITION_EOF:
-            yield partial(self._caught_up, offset)
-        elif error.code() in LOST:
+    def _told(self, message: Message) -> Callable[[], None]:
+        """Return the call that tells of a record, or of the end."""
+        offset = message.offset() or 0
+        if message.error() is not None:
+            return partial(self._caught_up, offset)
+        # With the epoch of its leader, an offset tells whether the log was cut since.
+        self._next = TopicPartition(
+            self._next.topic, NUMBER, offset + 1, leader_epoch=message.leader_epoch()
+        )
+        return partial(self._deliver, offset, message.value() or b"")
+
+    def _after(self, error: KafkaError) -> Iterator[Callable[[], None]]:
+        """Yield the call that tells of what was lost; after other errors, go on."""
+        if error.code() in LOST:
             yield from self._told_of_loss()
-        else:
-            note(error)
+            return
+        self._note(error)
+        self._over.wait(POLL_S)
+        # The consumer would skip a record that it cannot read.
+        self._consumer.assign([self._next])
 
     def _told_of_loss(self) -> Iterator[Callable[[], None]]:
         """Yield the call with the first offset that is there, and read nothing more."""
         while not self.is_stopped:
             with suppress(KafkaException):
-                first, _next = self._consumer.get_watermark_offsets(self._place, timeout=1.0)
+                first, _next = self._consumer.get_watermark_offsets(self._next, timeout=1.0)
                 self.stop()
                 yield partial(self._lost, first)
-
-
-def _note_failure(done: Future[object]) -> None:
-    """Log that records could not be removed: the next time removes them as well."""
-    if (failed := done.exception()) is not None:
-        note(failed.args[0])
