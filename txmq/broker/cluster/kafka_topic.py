@@ -7,11 +7,12 @@ A node does not start on such a topic.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import Future
+from time import monotonic, sleep
 from typing import Final, NamedTuple, TypeVar
 
-from confluent_kafka import KafkaException, TopicCollection
+from confluent_kafka import KafkaError, KafkaException, TopicCollection
 from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic
 
 from txmq.broker.cluster.kafka_client import HINTS, KafkaAddress, unavailable
@@ -19,6 +20,8 @@ from txmq.errors import ConfigError
 from txmq.store.shared.records import HEADER_SIZE, MOST_DATA
 
 WITHIN_S: Final = 15.0
+# Not all nodes of Kafka know at once of a new topic.
+KNOWN_WITHIN_S, PAUSE_S = 5.0, 0.1
 # What a topic has beside its settings.
 PARTITIONS, REPLICAS = OF_COPIES = ("partitions", "replication.factor")
 # Kafka counts what its own batch adds.
@@ -34,7 +37,8 @@ NEEDED: Final[Mapping[str, str | int]] = {
     "retention.ms": "-1",
     "max.message.bytes": HEADER_SIZE + MOST_DATA + BATCH_BYTES,
 }
-Result = TypeVar("Result")
+Answer = TypeVar("Answer")
+Key = TypeVar("Key")
 
 
 class Topic(NamedTuple):
@@ -55,8 +59,7 @@ def create(kafka: KafkaAddress, name: str, replicas: int = 3) -> None:
     # Kafka refuses records of a node whose clock is an hour ahead.
     settings["message.timestamp.type"] = "LogAppendTime"
     new = NewTopic(name, num_partitions=1, replication_factor=replicas, config=settings)
-    [made] = admin.create_topics([new], request_timeout=WITHIN_S).values()
-    _result(made, f"make the topic {name}")
+    _answer(lambda: admin.create_topics([new], request_timeout=WITHIN_S), f"make the topic {name}")
 
 
 def check(kafka: KafkaAddress, name: str, accepted: Collection[str] = ()) -> Topic:
@@ -80,10 +83,9 @@ def describe(kafka: KafkaAddress, name: str) -> Topic:
     """Return what Kafka says of a topic. Raises ConfigError if there is none."""
     admin, doing = kafka.client(AdminClient), f"describe the topic {name}"
     names, resource = TopicCollection([name]), ConfigResource(ConfigResource.Type.TOPIC, name)
-    [described] = admin.describe_topics(names, request_timeout=WITHIN_S).values()
-    [configured] = admin.describe_configs([resource], request_timeout=WITHIN_S).values()
-    topic = _result(described, doing)
-    settings = {key: entry.value for key, entry in _result(configured, doing).items()}
+    topic = _answer(lambda: admin.describe_topics(names, request_timeout=WITHIN_S), doing)
+    found = _answer(lambda: admin.describe_configs([resource], request_timeout=WITHIN_S), doing)
+    settings = {key: entry.value for key, entry in found.items()}
     replicas = min(len(partition.replicas) for partition in topic.partitions)
     settings |= {PARTITIONS: str(len(topic.partitions)), REPLICAS: str(replicas)}
     return Topic(str(topic.topic_id), settings)
@@ -105,15 +107,21 @@ def _bound(needed: str | int) -> str:
     return f"at least {needed}" if isinstance(needed, int) else needed
 
 
-def _result(done: Future[Result], doing: str) -> Result:
+def _answer(ask: Callable[[], Mapping[Key, Future[Answer]]], doing: str) -> Answer:
     """Return what Kafka answers. Raises ConfigError where it refuses, LogUnavailable
     where it does not answer.
     """
-    try:
-        return done.result()
-    except KafkaException as failed:
-        error = failed.args[0]
-        if error.code() < 0:  # librdkafka's own
-            raise unavailable(doing, error) from failed
-        said = f"Kafka refuses to {doing}: {error.str()}"
-        raise ConfigError("cluster.topic", said, hint=HINTS.get(error.code(), "")) from failed
+    asked_at = monotonic()
+    while True:
+        [done] = ask().values()
+        try:
+            return done.result()
+        except KafkaException as failed:
+            error = failed.args[0]
+            is_unknown = error.code() == KafkaError.UNKNOWN_TOPIC_OR_PART
+            if error.code() < 0:  # librdkafka's own
+                raise unavailable(doing, error) from failed
+            if not is_unknown or monotonic() - asked_at > KNOWN_WITHIN_S:
+                said, hint = f"Kafka refuses to {doing}: {error.str()}", HINTS.get(error.code(), "")
+                raise ConfigError("cluster.topic", said, hint=hint) from failed
+        sleep(PAUSE_S)
