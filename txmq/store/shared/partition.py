@@ -40,10 +40,10 @@ class Partition(Protocol):
         """Deliver every record from an offset on, in order, for ever. Called once.
 
         `caught_up` gets the next offset each time when the end was reached. Where the
-        partition lacks the next offset, because it forgot it or was cut, `lost` gets the
-        first one that it has, and reading ends: to go on there would hide the records
-        between, and gaps are no sign of them. Reading outlives errors of the network; it
-        tries again until `close`.
+        partition lacks the next offset, because it forgot it or was cut, `lost` gets
+        the first one that it has, and reading ends: to go on there would hide the
+        records between, and gaps are no sign of them. Reading outlives errors of the
+        network; it tries again until `close`.
         """
 
     def forget_before(self, offset: int) -> None:

@@ -16,6 +16,10 @@
 
 The data of all slices that count are the bytes of the log: its records, and at the
 start of each segment its header. So every node has the same files.
+
+Magic, checksum, version and kind stay where they are in every version. A node that
+meets a version or a kind that it does not know has to stop: to skip a claim that others
+count is to lead beside another leader.
 """
 
 from __future__ import annotations
@@ -26,6 +30,8 @@ from uuid import UUID
 
 from google_crc32c import extend, value
 
+from txmq.errors import UnsupportedFormat
+
 MAGIC = b"TXP1"
 VERSION = 1
 HEADER_SIZE = 64
@@ -35,6 +41,7 @@ MOST_DATA = 900 << 10
 _PREFIX = Struct("<4sI")
 _FIELDS = Struct("<BBBxI16s16sqq")
 _NO_NONCE = bytes(16)
+_PARTITION = "a record of the partition"
 
 
 class Genesis(NamedTuple):
@@ -95,18 +102,21 @@ def encode(record: PartitionRecord) -> bytes:
 
 
 def decode(data: bytes) -> PartitionRecord | None:
-    """Return the record, None for bytes that are none of this version.
+    """Return the record, None for bytes that are none.
 
     Nobody but a node of the cluster writes to the partition on purpose. What others
-    wrote there is void like everything else that does not count.
+    wrote there is void like everything else that does not count. Raises
+    UnsupportedFormat for a record of a later version.
     """
     if len(data) < HEADER_SIZE or not data.startswith(MAGIC):
+        return None
+    if value(data[_PREFIX.size :]) != checksum_of(data):
         return None
     version, kind, flag, epoch, log_id, nonce, start, whole = _FIELDS.unpack_from(
         data, _PREFIX.size
     )
-    if version != VERSION or value(data[_PREFIX.size :]) != checksum_of(data):
-        return None
+    if version != VERSION:
+        raise UnsupportedFormat(_PARTITION, version, VERSION)
     rest = data[HEADER_SIZE:]
     match kind:
         case 1:
@@ -115,7 +125,7 @@ def decode(data: bytes) -> PartitionRecord | None:
             return Claim(UUID(bytes=log_id), epoch, nonce, rest.decode(errors="replace"))
         case 3:
             return Slice(UUID(bytes=log_id), epoch, nonce, start, whole, rest, bool(flag))
-    return None
+    raise UnsupportedFormat(_PARTITION, f"{version}, kind {kind}", VERSION)
 
 
 def checksum_of(data: bytes) -> int:
