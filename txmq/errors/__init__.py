@@ -15,7 +15,7 @@
     ├─ StoreError
     │  ├─ CorruptRecord, UnsupportedFormat, DiskFull, StoreClosed, DirectoryInUse,
     │  │  StoreFull, ForeignStore, InvalidExport, SpoolFull, BackupDamaged,
-    │  │  BackupMismatch, RestoreUnfinished, NodeEnded
+    │  │  BackupMismatch, RestoreUnfinished, NodeEnded, LogUnavailable
     ├─ DatabaseError
     │  ├─ DatabaseUnavailable, DatabaseConflict, SchemaMissing, InboxMismatch,
     │  │  UnsupportedServer, SynchronousCommitOff, TwoPhaseOff, TwoPhaseFull,
@@ -52,6 +52,7 @@ from txmq.errors.base import (
     InvalidSelector,
     LocalProtocolError,
     LogChanged,
+    LogUnavailable,
     NodeEnded,
     Outcome,
     ProtocolError,
@@ -164,6 +165,7 @@ __all__ = (
     "LeaseRefused",
     "LocalProtocolError",
     "LogChanged",
+    "LogUnavailable",
     "LoginFailed",
     "MessageTooLarge",
     "MessagesDamaged",

@@ -143,6 +143,13 @@ class DiskFull(StoreError):
     retriable = True
 
 
+class LogUnavailable(StoreError):
+    """The partition of a shared log took no record in time, or cannot be asked."""
+
+    retriable = True
+    outcome = "unknown"
+
+
 class StoreFull(StoreError):
     """A store on local disk holds as much as its limits allow."""
 

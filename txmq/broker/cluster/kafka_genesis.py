@@ -28,7 +28,7 @@ def write_genesis(kafka: KafkaAddress, topic: str, genesis: Genesis) -> None:
         on_delivery=lambda error, _: failures.append(error),
     )
     producer.flush(WITHIN_S + 1)
-    if error := next(iter(failures), KafkaError(KafkaError._TIMED_OUT)):  # noqa: SLF001
+    if error := next(iter(failures), KafkaError(KafkaError._TIMED_OUT)):
         raise unavailable("take the first record", error)
 
 
@@ -69,6 +69,6 @@ def _first(consumer: Consumer) -> bytes | None:
         error = message.error()
         if error is None:
             return message.value() or b""
-        if error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001
+        if error.code() == KafkaError._PARTITION_EOF:
             return None
-    raise unavailable("read the first record", KafkaError(KafkaError._TIMED_OUT))  # noqa: SLF001
+    raise unavailable("read the first record", KafkaError(KafkaError._TIMED_OUT))
