@@ -200,7 +200,7 @@ class Cluster:
 
     def _run(self) -> Counter[str]:
         rng, clock = self.rng, self.clock
-        self.topic.append(encode(Genesis(LOG_ID, 0, START)))
+        self.topic.append(encode(Genesis(LOG_ID, 0, START, 0)))
         for machine in self.machines:
             clock.callLater(rng.uniform(0, 1), machine.start)
         for fault in (self._stand_still, self._crash, self._go_away, self._cut_off, self._forget):

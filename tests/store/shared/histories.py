@@ -18,7 +18,7 @@ from txmq.store.shared.rules import Place
 
 LOG_ID, OTHER_LOG = UUID(int=1), UUID(int=2)
 START = 100
-GENESIS = Genesis(LOG_ID, 3, START)
+GENESIS = Genesis(LOG_ID, 3, START, 0)
 STEPS = 60
 Fold = Callable[[Place, int, int, PartitionRecord | None], tuple[Place, bool]]
 
@@ -133,7 +133,7 @@ class History:
                 [
                     None,
                     GENESIS,
-                    Genesis(OTHER_LOG, epoch, 0),
+                    Genesis(OTHER_LOG, epoch, 0, 0),
                     Claim(OTHER_LOG, epoch, b"h" * 16, "h"),
                     Claim(LOG_ID, 2**32 - 1, b"h" * 16, "h"),
                     Slice(OTHER_LOG, writer.epoch, writer.nonce, end, end + 1, b"h"),

@@ -28,7 +28,7 @@ GOLDEN = Path(__file__).parents[2] / "golden"
 LOG_ID = UUID("00112233-4455-6677-8899-aabbccddeeff")
 NONCE = bytes(range(16))
 RECORDS: dict[str, PartitionRecord] = {
-    "partition-genesis-v1.bin": Genesis(LOG_ID, 6, 4_096),
+    "partition-genesis-v1.bin": Genesis(LOG_ID, 6, 4_096, 1_800_000_000_000_000),
     "partition-claim-v1.bin": Claim(LOG_ID, 7, NONCE, "nöde-1"),
     "partition-slice-v1.bin": Slice(LOG_ID, 7, NONCE, 4_096, 4_100, b"\0TXM whole", True),
     "partition-beat-v1.bin": Slice(LOG_ID, 7, NONCE, 4_106, 4_106, b""),
@@ -38,7 +38,7 @@ logs, epochs = st.uuids(), st.integers(0, 2**32 - 1)
 nonces, data = st.binary(min_size=16, max_size=16), st.binary(max_size=80)
 names = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 records: st.SearchStrategy[PartitionRecord] = st.one_of(
-    st.builds(Genesis, logs, epochs, I64),
+    st.builds(Genesis, logs, epochs, I64, I64),
     st.builds(Claim, logs, epochs, nonces, names),
     st.builds(Slice, logs, epochs, nonces, I64, I64, data, st.booleans()),
 )
