@@ -20,7 +20,8 @@ from txmq.store.shared.slices import SliceReader
 SEEDS = 30
 
 
-@pytest.mark.parametrize("seed", range(6))
+# 40: its first commit of tables came between two slices of a flush.
+@pytest.mark.parametrize("seed", [0, 1, 2, 3, 4, 40])
 def test_replicas_lose_nothing_and_agree(seed: int, tmp_path: Path) -> None:
     counts = Replicas(seed, tmp_path).run()
     assert counts["leaders"] > 1

@@ -20,6 +20,7 @@ from txmq.broker.data_directory.storage import roll_forward
 from txmq.errors import NodeEnded
 from txmq.store.shared.node import End, Node
 from txmq.store.shared.records import Claim, PartitionRecord, Slice
+from txmq.store.shared.rules import Place
 from txmq.store.shared.slices import SliceReader, after, segment_bytes
 
 if TYPE_CHECKING:
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
 
     from txmq.broker.engine.engine import Engine
     from txmq.store.log.writer import Flush
-    from txmq.store.shared.rules import Place
 
 # Memory is ahead of the log then, and a new process is not.
 FOLLOWS_AGAIN = (End.DEPOSED, End.RESIGNED, End.UNDELIVERED)
@@ -56,14 +56,14 @@ class Replica:
         self._slices = SliceReader(last.first, last.created_at)
         self._flushes: deque[tuple[int, Deferred[None]]] = deque()  # end of each
         self._written = 0  # by this leader: the end of the last flush
-        self._place: Place | None = None
+        self._place = Place()
         self.node: Node | None = None
         self.leading: Deferred[Place] = Deferred()
         self.on_end: Callable[[NodeEnded], None] = _log_end
 
     def follow(self, node: Node) -> None:
         """Begin to follow."""
-        self.node = node
+        self.node, self._place = node, node.place
         node.start()
 
     @property
@@ -73,7 +73,7 @@ class Replica:
         """
         assert self.node is not None, "the node follows"
         now = self.node.place
-        if self._place is None or now.end == now.whole:
+        if now.end == now.whole:
             self._place = now
         return self._place
 
