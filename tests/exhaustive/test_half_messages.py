@@ -130,7 +130,7 @@ BUGS = (
         "restarts",
         "not in the order of the commits",
     ),
-    Bug("a death is a rollback", _step("die", step=_a_death_is_a_rollback), "deaths", "lost"),
+    Bug("a death is a rollback", _step("die", step=_a_death_is_a_rollback), "deaths", "contradict"),
     Bug("a fence beside an open row", _step("fence", _fence_does_not_wait), "deaths", "contradict"),
     Bug("no locks", _step("begin", _locks_are_ignored), "copies", "not in the order"),
     Bug("no tickets", _no_tickets, "copies", "not in the order"),

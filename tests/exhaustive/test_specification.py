@@ -1,4 +1,4 @@
-"""The specifications in docs/specification have the steps of the worlds that are searched.
+"""The specifications in docs/specification have the steps of the searched worlds.
 
 Each step has the same name there, and in every state that a search meets its guard says
 the same as the guard in Python. What a step does, and the invariants, are not compared:
@@ -24,7 +24,9 @@ from txmq.model.bundle import BundleState
 from txmq.store.shared.node import State
 
 FOLDER = Path(__file__).parents[2] / "docs" / "specification"
-GUARD = re.compile(r"pure def may_(\w+)\(me: \w+, [^)]*\): bool =((?:(?!\n\n|\n  pure).)*)", re.DOTALL)
+GUARD = re.compile(
+    r"pure def may_(\w+)\(me: \w+, [^)]*\): bool =((?:(?!\n\n|\n  pure).)*)", re.DOTALL
+)
 NO_STEPS = {"answer", "serve"}  # of a shared log: properties
 # Of beats, dates and resignation, which the specification leaves out.
 LEFT_OUT = {"tick", "resign"}
@@ -149,7 +151,7 @@ def test_another_guard_of_a_shared_log_is_found(step: str, expression: str) -> N
 
 def test_another_guard_of_half_messages_is_found() -> None:
     wrong = _with(HALF_GUARDS, "commit", "me.alive and me.tx == 'inserted'")
-    with pytest.raises(AssertionError, match="^commit of"):
+    with pytest.raises(AssertionError, match=r"^commit of"):
         Search(HalfWorld(HALF_BOUNDS[0]), {}, partial(_compare_half, wrong)).run(40_000)
 
 

@@ -185,14 +185,18 @@ BUGS = (
     Bug("confirmed before the report", _of_node("_produce", _confirmed_at_once)),
     Bug("the middle of an append is confirmed", _of_node("_confirm", _confirmed_in_the_middle)),
     Bug("no wait for the lease after a claim", _of_module("LEASE_MARGIN", -inf), first=30),
-    Bug("clocks of one rate", _of_module("LEASE_MARGIN", 1.0)),
+    Bug("clocks of one rate", _of_module("LEASE_MARGIN", 1.0), first=143),
     Bug(
         "a lease counts from the report",
         _of_node("is_serving", _dated_at_the_report),
         _contested,
         18,
     ),
-    Bug("a copy of an earlier beat renews the lease", _of_node("_answer", _beats_look_alike)),
+    Bug(
+        "a copy of an earlier beat renews the lease",
+        _of_node("_answer", _beats_look_alike),
+        first=205,
+    ),
     Bug(
         "leading before the claim is read",
         _of_node("_reported", _leading_before_the_claim_is_read),
@@ -203,6 +207,7 @@ BUGS = (
         "a leader serves while it resigns",
         _of_node("is_serving", _serving_while_it_resigns),
         _contested,
+        527,
     ),
     Bug("a reader passes over what was forgotten", _of_node("_lost", _lost_hides)),
     Bug("an unclean election", plant=_unclean_election),
