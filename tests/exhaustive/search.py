@@ -65,8 +65,7 @@ class Search(Generic[W]):
             self._check(world.check, key)
             if self._watch is not None:
                 self._watch(world)
-            nexts: list[tuple[str, W]] = []
-            self._check(lambda world=world, nexts=nexts: nexts.extend(world.steps()), key)
+            nexts = self._steps_of(world, key)
             for name, after in nexts:
                 steps[name.partition(" ")[0]] += 1
                 self._note(after)
@@ -78,6 +77,11 @@ class Search(Generic[W]):
             assert len(self._ways) <= most, f"more than {most} states"
         assert not self._missing, f"never: {', '.join(self._missing)}"
         return Result(len(self._ways), steps)
+
+    def _steps_of(self, world: W, key: Hashable) -> list[tuple[str, W]]:
+        nexts: list[tuple[str, W]] = []
+        self._check(lambda: nexts.extend(world.steps()), key)
+        return nexts
 
     def _check(self, check: Callable[[], None], key: Hashable) -> None:
         try:

@@ -76,8 +76,8 @@ class Bug(NamedTuple):
 
 def _step(name: str, guard: object = None, step: object = None) -> Callable[[], Any]:
     table = BROKER_STEPS if name in BROKER_STEPS else STEPS
-    before: Any = table[name]  # type: ignore[index]  # of either table
-    return lambda: patch.dict(table, {name: (guard or before[0], step or before[1])})  # type: ignore[arg-type]
+    before: Any = table[name]
+    return lambda: patch.dict(table, {name: (guard or before[0], step or before[1])})
 
 
 def _no_fence(world: HalfWorld, me: Producer) -> None:

@@ -178,12 +178,16 @@ def _unclean_election(cluster: Cluster) -> None:
 
 BUGS = (
     Bug("the epoch alone decides what counts", _of_module("fold", _epoch_only)),
-    Bug("a claim does not cut the unfinished record", _of_module("fold", _no_cut)),
+    Bug("a claim does not cut the unfinished record", _of_module("fold", _no_cut), first=1),
     Bug("the expected offset comes from a report", _certain(_from_the_report), first=None),
-    Bug("an unknown offset is taken for success", _certain(_unknown_is_success)),
-    Bug("each reported offset is certain", _certain(_reported_is_certain)),
+    Bug("an unknown offset is taken for success", _certain(_unknown_is_success), first=4),
+    Bug("each reported offset is certain", _certain(_reported_is_certain), first=1),
     Bug("confirmed before the report", _of_node("_produce", _confirmed_at_once)),
-    Bug("the middle of an append is confirmed", _of_node("_confirm", _confirmed_in_the_middle)),
+    Bug(
+        "the middle of an append is confirmed",
+        _of_node("_confirm", _confirmed_in_the_middle),
+        first=1,
+    ),
     Bug("no wait for the lease after a claim", _of_module("LEASE_MARGIN", -inf), first=30),
     Bug("clocks of one rate", _of_module("LEASE_MARGIN", 1.0), first=143),
     Bug(
