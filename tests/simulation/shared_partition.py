@@ -5,8 +5,7 @@ answer is lost and tried again; what is tried again is taken for a duplicate, wi
 offset, or appended a second time and acknowledged at either place. A record is given up
 with an error, which comes after all the same or never. Copies come seconds later, also
 after the writer is gone. Readers fall behind, and offsets have gaps. The partition is
-away for a while,
-for all or for one.
+away for a while, for all or for one.
 """
 
 from __future__ import annotations

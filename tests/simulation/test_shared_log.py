@@ -18,7 +18,22 @@ SEEDS = 40
 SOAK_FIRST, SOAK_SEEDS = 100_000, 10_000
 SEEDS_PER_TEST = 20
 BUG_SEEDS = 60
-LEAST_PER_SEED: dict[str, float] = {}  # on average
+LEAST_PER_SEED = {
+    "leaders": 3,
+    "confirmed": 60,
+    "served": 3_000,
+    "deposed": 0.3,
+    "undelivered": 0.2,
+    "resigned": 0.2,
+    "forgotten": 0.4,
+    "stood still": 3,
+    "crashes": 2,
+    "cut off": 2,
+    "appended twice": 0.5,
+    "taken for a duplicate": 0.5,
+    "late copies": 0.4,
+    "given up and appended": 0.3,
+}  # on average; a count below it means that seeds no longer test this
 
 
 def _ranges(first: int, last: int, size: int) -> list[tuple[int, int]]:
@@ -59,8 +74,12 @@ def test_ten_thousand_more_seeds_of_a_shared_log(first: int, last: int, report: 
     report({"seeds": last - first, **_run_seeds(first, last)})
 
 
-@pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.name)
+SIMULATED = [bug for bug in BUGS if bug.first is not None]
+
+
+@pytest.mark.parametrize("bug", SIMULATED, ids=lambda bug: bug.name)
 def test_a_planted_bug_of_a_shared_log_is_found(bug: Bug, report: Report) -> None:
+    assert bug.first is not None
     with bug.around():
         seeds = range(bug.first, bug.first + BUG_SEEDS)
         found = next((seed for seed in seeds if _fails(seed, bug)), None)
