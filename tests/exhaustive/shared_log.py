@@ -143,7 +143,7 @@ class LogWorld:
 
     def __init__(self, bounds: Bounds) -> None:
         self.left = bounds
-        self.records: tuple[bytes, ...] = (encode(Genesis(LOG_ID, 0, 0)),)
+        self.records: tuple[bytes, ...] = (encode(Genesis(LOG_ID, 0, 0, 0)),)
         self.now = 0
         self.confirmed = b""
         self.seen: frozenset[str] = frozenset()  # what has just happened
