@@ -28,6 +28,7 @@ install := $(python) -m uv pip install --quiet --python $(python) --no-deps --no
 sources := $(wildcard txmq txmq_command.py spark adapters examples tests scripts)
 compiled := .cache/compiled
 classes := .cache/java/classes.jsa
+jars := .cache/kafka
 
 .PHONY: help demo test deep soak bench check types style layers shots house deb release lock clean
 
@@ -60,6 +61,10 @@ $(compiled): $(ready)
 $(classes): $(ready)
 	@$(python) -m tests.java_archive >/dev/null 2>&1 || true
 
+# Kafka's jars, once, where Maven is. Without them its tests are skipped.
+$(jars): tests/kafka.pom.xml | $(ready)
+	@$(python) -m tests.kafka_nodes >/dev/null 2>&1 || true
+
 demo: $(ready)
 	@$(python) -m examples.order_flow $(if $(SCALE),--scale $(SCALE)) $(if $(KEEP),--keep)
 
@@ -70,7 +75,7 @@ quick := not soak and not deep
 test: $(if $(T),$(complete),$(compiled))
 	@$(python) -m pytest $(at_once) $(if $(T),$(T),-m "$(quick)")
 
-deep: $(complete) $(classes)
+deep: $(complete) $(classes) $(jars)
 	@$(python) -m pytest $(at_once) -m "deep and not soak" $(T)
 
 soak: $(complete) $(classes)

@@ -1527,4 +1527,20 @@ BUGS = {
     "a key's messages out of order behind a failed one": (
         "a fence releases messages before those of earlier pieces",
     ),
+    "nodes of a shared log": (
+        "the epoch alone decides what counts",
+        "a claim does not cut the unfinished record",
+        "the expected offset comes from a report",
+        "an unknown offset is taken for success",
+        "confirmed before the report",
+        "the middle of an append is confirmed",
+        "no wait for the lease after a claim",
+        "clocks of one rate",
+        "a copy of an earlier beat renews the lease",
+        "leading before the claim is read",
+        "a leader goes on after an error",
+        "a reader passes over what was forgotten",
+        "an unclean election",
+    ),
+    "half messages, in every state": ("no fence", "a death is a rollback", "no tickets"),
 }

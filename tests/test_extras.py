@@ -42,6 +42,7 @@ PARTS = {
     "txmq.kombu": "celery",
     "txmq.cli.app": "cli",
     "txmq.broker.service": "broker",
+    "txmq.broker.cluster.kafka_partition": "kafka",
     "txmq_spark": "spark",
     "txmq.testing.broker_thread": "testing",
 }

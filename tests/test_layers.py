@@ -43,12 +43,13 @@ FIRST_LAYER = {
     **dict.fromkeys(("asyncpg", "lmdb", "psycopg"), 3),
     **dict.fromkeys(("asyncio", "concurrent", "select", "selectors", "socket", "subprocess"), 3),
     **dict.fromkeys(("threading", "time"), 3),
-    **dict.fromkeys(("opentelemetry",), 4),
+    **dict.fromkeys(("confluent_kafka", "opentelemetry"), 4),
     **dict.fromkeys(("OpenSSL", "cryptography", "structlog", "twisted", "zope"), 4),
     **dict.fromkeys(("django", "kombu", "sqlalchemy", "starlette", "taskiq"), 6),
 }
 # The only places that may use a package, whatever the layer.
 PLACES = {
+    "confluent_kafka": "broker.cluster",
     "django": "django",
     **dict.fromkeys(("jinja2", "markupsafe"), "admin"),
     "kombu": "kombu",

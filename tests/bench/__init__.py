@@ -2,9 +2,9 @@
 
 `make bench`, or `python -m tests.bench --only tx. --scale 0.1`; `--list` names them.
 Every figure is a row of `bench.json` (`rows.Row`): `id` begins with `store.`, `tx.`,
-`consumer.`, `recover.`, `letters.`, `spark.` or `flow.`; `ratio` is `value /
-yardstick`; a goal bounds the ratio, or the value where there is no yardstick. A missed
-goal is printed and does not fail the run.
+`consumer.`, `recover.`, `letters.`, `spark.`, `cluster.` or `flow.`; `ratio` is
+`value / yardstick`; a goal bounds the ratio, or the value where there is no yardstick.
+A missed goal is printed and does not fail the run.
 
 To add a benchmark, write a function in a module here and list it in `suite.BENCHMARKS`.
 

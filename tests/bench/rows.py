@@ -11,7 +11,8 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, model_validator
 
 from tests.bench.database import BenchDatabase
 
-ROW_ID = r"^(aio|store|tx|consumer|recover|letters|console|spark|flow)\.[a-z0-9_]+(\.[a-z0-9_]+)*$"
+AREAS = "aio|cluster|console|consumer|flow|letters|recover|spark|store|tx"
+ROW_ID = rf"^({AREAS})\.[a-z0-9_]+(\.[a-z0-9_]+)*$"
 Text = Annotated[str, Field(min_length=1)]
 
 

@@ -7,6 +7,7 @@ from tests.bench import (
     aio,
     backlog,
     backup,
+    cluster,
     console,
     consumers,
     hostile,
@@ -91,4 +92,5 @@ BENCHMARKS: tuple[Benchmark, ...] = (
     spark_jobs.replay,
     spark_jobs.in_place,
     spark_jobs.memory,
+    cluster.flush,
 )

@@ -5,9 +5,9 @@ The core (`txmq.core`) decides and knows nothing of disks or sockets. A request 
 through `reactor.protocol`, `requests`, `engine`, the core's machine and the log. The
 other folders each import only those before them:
 
-    reactor, engine, access, delivery, checkback, data_directory, search, background,
-    monitoring, calls, requests; `assembly` and `service` put all of them together, and
-    `process` runs the service
+    reactor, cluster, engine, access, delivery, checkback, data_directory, search,
+    background, monitoring, calls, requests; `assembly` and `service` put all of them
+    together, and `process` runs the service
 """
 
 from txmq.errors.extras import require

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import select
 import signal
 import sys
 import time
 from typing import TYPE_CHECKING, Any
 
+import structlog
 from twisted.internet.defer import Deferred
 
 from txmq.broker.reactor.process_limits import collect_rarely, keep_freed_memory, raise_file_limit
 from txmq.broker.service import BrokerService
-from txmq.errors import StoreClosed, StoreError
+from txmq.errors import NodeEnded, StoreClosed, StoreError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
     from txmq.broker.service import Edge
     from txmq.config.broker import SettingsFile
 
+log = structlog.get_logger()
 SWITCH_INTERVAL_S = 0.0005  # beside an index writer: tick p99 from 5.8 to 3.2 ms
 
 
@@ -72,6 +75,8 @@ def run(
     reactor.run()
     if trouble:
         raise trouble[0]
+    if isinstance(service.failure, NodeEnded):
+        _follow_again(service.failure)
     if service.failure is not None:
         raise _stopped_by(service.failure)
     if not service.drained:
@@ -79,6 +84,16 @@ def run(
             "the broker ended before all was on disk; the rest was not acknowledged",
             hint="free space on its disk",
         )
+
+
+def _follow_again(ended: NodeEnded) -> None:
+    """Go on as a follower, in a new image of this process. Raises the error where that
+    is of no use.
+    """
+    if not ended.may_follow:
+        raise ended
+    log.warning("cluster.follows_again", reason=str(ended))
+    os.execv(sys.executable, sys.orig_argv)  # noqa: S606  # this program
 
 
 def _stopped_by(failure: BaseException) -> StoreClosed:

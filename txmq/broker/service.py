@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import urlencode
 
 import structlog
-from twisted.internet.defer import inlineCallbacks
+from twisted.internet.defer import Deferred, inlineCallbacks
 from twisted.internet.endpoints import TCP4ServerEndpoint
-from twisted.internet.task import deferLater
+from twisted.internet.task import LoopingCall, deferLater
 
 from txmq.broker.access.guard import OWN_USER
 from txmq.broker.assembly import Assembly
@@ -50,11 +50,13 @@ if TYPE_CHECKING:
     from txmq.broker.calls.dispatcher import CallDispatcher
     from txmq.broker.checkback.resolvers import Resolvers
     from txmq.broker.checkback.transaction_listeners import TransactionListeners
+    from txmq.broker.cluster.membership import Membership
     from txmq.broker.delivery.group_paces import GroupPaces
     from txmq.broker.engine.turn_work import TurnWork
     from txmq.broker.monitoring.alarms import AlarmService
     from txmq.broker.reactor.held_sends import HeldSends
     from txmq.config.broker import SettingsFile, TlsSettings
+    from txmq.store.shared.records import Genesis
 
     # begins to listen, and gives an IListeningPort
     Edge = Callable[["BrokerParts"], Awaitable[Any]]
@@ -123,6 +125,7 @@ class BrokerService:
         self.life = Lifecycle.OPENING
         self.drained = True  # False where the broker ended with records not on disk
         self.own_url = ""  # for clients within this process, once it serves
+        self._cluster: Membership | None = None
         self._certificates: Any = None  # of TLS
         self._ports: list[Any] = []  # IListeningPorts, the broker's own first
         self._threads = {
@@ -142,16 +145,58 @@ class BrokerService:
         self._advance(Lifecycle.RECOVERING)
         require_private(settings.data)
         began, fs = time.monotonic(), RealFileSystem()
-        opened = open_directory(fs, settings, self._clocks.wall())
+        genesis = None if self._settings.cluster is None else self._join_cluster()
+        opened = self._opened = open_directory(fs, settings, self._clocks.wall(), genesis)
         _log_recovery(opened, time.monotonic() - began)
-        clock = SteadyClock(*self._clocks, opened.state.stored_at)
-        engine = self._engine = self._make_engine(opened, clock)
+        self._steady = SteadyClock(*self._clocks, opened.state.stored_at)
+        engine = self._engine = self._make_engine(opened, self._steady)
         if opened.tables.rebuilt:
             engine.faults.note_rebuilt(opened.tables.reason)
-        watch = DiskWatch(fs, str(settings.data), engine.disk, self._settings.disk)
-        watch.tick()
-        engine.boot(settings.name, self._clocks.wall())
+        self._watch = DiskWatch(fs, str(settings.data), engine.disk, self._settings.disk)
+        self._watch.tick()
         self._storage = StorageService(fs, engine, opened.tables, settings, self._threads["index"])
+        if self._cluster is None:
+            engine.boot(settings.name, self._clocks.wall())
+            self._assemble()
+        else:
+            self._storage.place = self._cluster.copy_to(engine, opened.tables)
+
+    def _join_cluster(self) -> Callable[[], Genesis]:
+        """Look at the cluster's topic; return what reads its first record."""
+        assert self._settings.cluster is not None
+        from txmq.broker.cluster.membership import Membership  # noqa: PLC0415  # an extra
+
+        self._cluster = Membership(
+            self._settings.cluster, self._settings.broker.name, self._reactor, self._failed
+        )
+        return self._cluster.genesis
+
+    async def _lead(self) -> None:
+        """Follow the cluster's log until this node leads it."""
+        assert self._cluster is not None
+        loops = [self._every(STORAGE_S, self._storage.tick), self._every(DISK_S, self._watch.tick)]
+        place = await self._cluster.lead()
+        for loop in loops:
+            loop.stop()
+        engine = self._engine
+        engine.state.boot_epoch = place.epoch - 1
+        engine.boot(self._settings.broker.name, self._clocks.wall())
+        booted: Deferred[object] = Deferred()
+        engine.answer_when_durable(booted.callback, None)
+        await booted
+        await self._cluster.lease()
+        self._assemble()
+
+    def _every(self, seconds: float, function: Callable[[], None]) -> LoopingCall:
+        loop = LoopingCall(function)
+        loop.clock = self._reactor
+        loop.start(seconds, now=False).addErrback(self._failed)
+        return loop
+
+    def _assemble(self) -> None:
+        """Build what serves clients, behind the boot."""
+        settings, fs, engine = self._settings.broker, RealFileSystem(), self._engine
+        opened, clock, watch = self._opened, self._steady, self._watch
         self._resolvers = self._make_resolvers()
         self._assembly = Assembly(
             engine,
@@ -162,6 +207,10 @@ class BrokerService:
             clock,
         )
         self._assembly.alarms.delivery.in_thread = self._threads["alarms"]
+        if self._cluster is not None:
+            engine.lease = self._cluster.has_lease
+            self._assembly.sessions.use_lease(engine.lease)
+            self._cluster.on_lease = self._assembly.sessions.go_on
         if settings.otel:
             from txmq.broker.monitoring.spans import BrokerSpans, find_tracer  # noqa: PLC0415  # an extra
 
@@ -194,7 +243,10 @@ class BrokerService:
 
     def _make_resolvers(self) -> ResolverService:
         engine, settings = self._engine, self._settings.broker
-        log_id, directory = engine.store.log_id, directory_id(settings.data)
+        log_id = engine.store.log_id
+        # Nodes of a cluster are one broker: the boot epoch tells which one leads.
+        alone = self._cluster is None
+        directory = directory_id(settings.data) if alone else log_id
         return ResolverService(
             self._settings.resolver,
             log_id,
@@ -203,7 +255,7 @@ class BrokerService:
             name=settings.name,
             publish=OutboxPublisher(engine, settings, self._reactor),
             lease=DatabaseLease(log_id, directory, engine.state.boot_epoch),
-            memory=StoredReports(settings.data),
+            memory=StoredReports(settings.data) if alone else None,
         )
 
     def _connect(self, watch: DiskWatch) -> None:
@@ -237,7 +289,11 @@ class BrokerService:
         self._resolvers.probe()
 
     async def start(self) -> str:
-        """Begin to serve, after `open`. Return the address."""
+        """Begin to serve, after `open`. Return the address. A node of a cluster serves
+        once it leads.
+        """
+        if self._cluster is not None:
+            await self._lead()
         host, port = listen_address(self._settings.broker.listen)
         refuse_exposed(self._settings, has_users=self._assembly.guard.has_users)
         # this class takes IPv6 addresses as well
@@ -308,8 +364,12 @@ class BrokerService:
         """
         if self.life >= Lifecycle.DRAINING:
             return
+        follows = self._cluster is not None and self.life < Lifecycle.SERVING
         self._advance(Lifecycle.DRAINING)
-        yield self._drain().addErrback(self._failed)
+        drain = self._stop_following if follows else self._drain
+        yield drain().addErrback(self._failed)
+        if self._cluster is not None:
+            yield Deferred.fromCoroutine(self._cluster.leave())
         self._engine.store.close()
         for name, threads in self._threads.items():
             if not threads.stop(THREADS_END_S):
@@ -337,6 +397,13 @@ class BrokerService:
             log.error(
                 "broker.not_drained", durable=self._engine.store.durable, end=self._engine.store.end
             )
+
+    @inlineCallbacks
+    def _stop_following(self) -> Any:  # noqa: ANN401  # a Deferred
+        deadline = self._reactor.seconds() + self._settings.broker.drain_s
+        yield self._until(lambda: not self._storage.busy, deadline)
+        if self._engine.failed is None and not self._storage.busy:
+            self._storage.close()
 
     def _settled(self) -> bool:
         return self._engine.try_drain() and not self._storage.busy

@@ -47,6 +47,7 @@ TYPES: Final = {
 PANELS: Final = {
     "Brokers": {
         "broker": "broker",
+        "cluster": "cluster",
         "dev": "dev",
         "doctor": "doctor",
         "config": "config",

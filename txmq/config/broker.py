@@ -339,6 +339,23 @@ class BrokerSettings(StrictModel):
     snapshot_bytes: int = Field(default=256 * MIB, ge=MIB)  # of log between two snapshots
 
 
+class ClusterSettings(StrictModel):
+    """Section [cluster]: the log is in a partition of Kafka, and other nodes share it.
+
+    Followers claim the log once it was silent for `silence_s` to 1.6 times that. A
+    leader answers from its state for `lease_s` behind its last write.
+    """
+
+    kafka: Annotated[str, Field(min_length=1)]  # HOST:PORT, several with commas
+    topic: Name = "txmq"
+    # of librdkafka: connections and logins
+    options: dict[str, str] = Field(default={}, repr=False)
+    # settings of the topic that may be as they are, though it may lose what it has
+    accept: tuple[str, ...] = Field(default=(), strict=False)
+    silence_s: float = Field(default=1.5, gt=0)
+    lease_s: float = Field(default=1.0, gt=0)
+
+
 class LimitSettings(StrictModel):
     """Limits of what clients may use up.
 
@@ -400,6 +417,7 @@ class SettingsFile(StrictModel):
     """The whole settings file."""
 
     broker: BrokerSettings
+    cluster: ClusterSettings | None = None
     tls: TlsSettings | None = None
     consumers: ConsumerDefaults = ConsumerDefaults()
     checks: CheckbackSettings = CheckbackSettings()
@@ -413,6 +431,12 @@ class SettingsFile(StrictModel):
     xa: XaSettings = XaSettings()
     relay: RelaySettings | None = None
 
+    @model_validator(mode="after")
+    def _cluster_waits(self) -> Self:
+        if self.cluster is not None and self.broker.flush != "sync":
+            raise ValueError("a node of a cluster answers once the others have it: flush = sync")
+        return self
+
 
 class PartialFile(BaseModel):
     """The sections that a process beside the broker reads; it ignores the others."""
@@ -424,6 +448,12 @@ class RelayFile(PartialFile):
     """The section that a relay reads."""
 
     relay: RelaySettings
+
+
+class ClusterFile(PartialFile):
+    """The section that tells of the cluster's log."""
+
+    cluster: ClusterSettings
 
 
 class ResolverFile(PartialFile):
@@ -478,6 +508,11 @@ def load_broker(path: Path | None, overrides: dict[str, object]) -> SettingsFile
 def load_relay(path: Path | None, overrides: dict[str, object]) -> RelaySettings:
     """Return the settings of a relay, as `load_broker` does those of [broker]."""
     return _overridden(RelayFile, "relay", path, overrides).relay
+
+
+def load_cluster(path: Path) -> ClusterSettings:
+    """Return the settings of the cluster's log; ConfigError as `load_broker`."""
+    return _checked(ClusterFile, _read(path), path).cluster
 
 
 def load_resolvers(path: Path) -> ResolverFile:

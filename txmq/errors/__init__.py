@@ -15,7 +15,7 @@
     ├─ StoreError
     │  ├─ CorruptRecord, UnsupportedFormat, DiskFull, StoreClosed, DirectoryInUse,
     │  │  StoreFull, ForeignStore, InvalidExport, SpoolFull, BackupDamaged,
-    │  │  BackupMismatch, RestoreUnfinished
+    │  │  BackupMismatch, RestoreUnfinished, NodeEnded, LogUnavailable
     ├─ DatabaseError
     │  ├─ DatabaseUnavailable, DatabaseConflict, SchemaMissing, InboxMismatch,
     │  │  UnsupportedServer, SynchronousCommitOff, TwoPhaseOff, TwoPhaseFull,
@@ -52,6 +52,8 @@ from txmq.errors.base import (
     InvalidSelector,
     LocalProtocolError,
     LogChanged,
+    LogUnavailable,
+    NodeEnded,
     Outcome,
     ProtocolError,
     RemoteProtocolError,
@@ -163,10 +165,12 @@ __all__ = (
     "LeaseRefused",
     "LocalProtocolError",
     "LogChanged",
+    "LogUnavailable",
     "LoginFailed",
     "MessageTooLarge",
     "MessagesDamaged",
     "NoResolver",
+    "NodeEnded",
     "NotLeased",
     "NotPermitted",
     "OffsetOutOfRange",

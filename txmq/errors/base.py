@@ -143,6 +143,13 @@ class DiskFull(StoreError):
     retriable = True
 
 
+class LogUnavailable(StoreError):
+    """The partition of a shared log took no record in time, or cannot be asked."""
+
+    retriable = True
+    outcome = "unknown"
+
+
 class StoreFull(StoreError):
     """A store on local disk holds as much as its limits allow."""
 
@@ -156,6 +163,15 @@ class ForeignStore(StoreError):
 
 class InvalidExport(StoreError):
     """A file is no export of a store, or an incomplete one."""
+
+
+class NodeEnded(StoreError):
+    """A node of a cluster is no longer part of it, such as when another one leads.
+
+    `may_follow`: a new process may follow again.
+    """
+
+    may_follow = False
 
 
 class StoreClosed(StoreError):

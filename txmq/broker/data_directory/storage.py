@@ -14,6 +14,7 @@ from __future__ import annotations
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol
+from uuid import uuid4
 
 import structlog
 from twisted.python.failure import Failure
@@ -28,15 +29,18 @@ from txmq.core.events.base import (
 )
 from txmq.core.transactions import lost_records
 from txmq.core.transactions.timers import NoteSnapshot
-from txmq.errors import CorruptRecord, DiskFull
+from txmq.errors import CorruptRecord, DiskFull, StoreError
 from txmq.store.index.environment import has_environment
 from txmq.store.index.lmdb_tables import LmdbTables
 from txmq.store.log.archive import archive_segment
+from txmq.store.log.cut import cut_log
 from txmq.store.log.integrity import KnownPositions
 from txmq.store.log.log import Log, lock_directory
 from txmq.store.log.record import LOST, split_body
-from txmq.store.log.segment import read_log_id, segment_path
+from txmq.store.log.segment import HEADER_SIZE, read_log_id, segment_path
 from txmq.store.restore import require_served
+from txmq.store.shared.rules import Place
+from txmq.store.shared.stored_place import load_place, save_place
 from txmq.store.snapshot import (
     newest_snapshot,
     older_snapshot_position,
@@ -62,6 +66,7 @@ if TYPE_CHECKING:
     from txmq.store.log.record import Record
     from txmq.store.log.recovery import RecoveryReport
     from txmq.store.log.segment import SegmentInfo
+    from txmq.store.shared.records import Genesis
 
 # rows that are not written yet: a dead letter with its traceback takes 2 KiB of memory
 CROWDED_ROWS = 30_000
@@ -80,22 +85,35 @@ class OpenedDirectory(NamedTuple):
     replayed: int  # records applied since
 
 
-def open_directory(fs: FileSystem, settings: BrokerSettings, now: int) -> OpenedDirectory:
+def open_directory(
+    fs: FileSystem,
+    settings: BrokerSettings,
+    now: int,
+    genesis: Callable[[], Genesis] | None = None,
+) -> OpenedDirectory:
     """Open a data directory, or make one. Raises what `Log.open` and `LmdbTables.open`
     raise.
+
+    With `genesis` the log is a copy of a shared one, which that function tells for an
+    empty directory. What lies behind the tables is cut.
     """
     directory = settings.data
     require_served(fs, str(directory))
     lock = lock_directory(fs, str(directory))
     try:
-        return _open_locked(fs, directory, lock, settings, now)
+        return _open_locked(fs, directory, lock, settings, now, genesis)
     except BaseException:
         lock.release()
         raise
 
 
 def _open_locked(
-    fs: FileSystem, directory: Path, lock: FileLock, settings: BrokerSettings, now: int
+    fs: FileSystem,
+    directory: Path,
+    lock: FileLock,
+    settings: BrokerSettings,
+    now: int,
+    genesis: Callable[[], Genesis] | None,
 ) -> OpenedDirectory:
     with ExitStack() as opened:
         log_id = read_log_id(fs, str(directory))
@@ -111,15 +129,24 @@ def _open_locked(
             known = KnownPositions(
                 tables.position, 0 if snapshot is None else snapshot.position, tables.position
             )
+            if genesis is None:
+                _require_alone(directory, tables)
+            else:
+                cut_log(fs, str(directory), max(tables.position, HEADER_SIZE))
+        new_log_id, created_at = uuid4(), now
+        if genesis is not None and log_id is None:
+            new_log_id, _, _, created_at = genesis()
         log, report = Log.open(
             fs,
             str(directory),
-            now=now,
+            now=created_at,
             positions=known,
             lock=lock,
             segment_size=settings.segment_bytes,
             preallocate=settings.preallocate_bytes,
+            new_log_id=lambda: new_log_id,
         )
+        log.replicated = genesis is not None
         if tables is None:
             tables = LmdbTables.open(directory / "index", log_id=log.log_id)
         state, indexed = machine.load(tables), tables.position
@@ -141,6 +168,15 @@ def _require_unused(fs: FileSystem, directory: Path) -> None:
         reason = f"the log is missing, from which {made[0]} was made"
         hint = "mount its disk, or restore a backup; a new log begins in an empty directory"
         raise CorruptRecord(segment_path(str(directory), 0), 0, reason, hint=hint)
+
+
+def _require_alone(directory: Path, tables: LmdbTables) -> None:
+    """Raise StoreError for the copy of a shared log, which is the other nodes' too."""
+    if load_place(tables) is not None:
+        raise StoreError(
+            f"{directory} is a copy of a cluster's log",
+            hint="start it with its section [cluster]; let the leading node make changes",
+        )
 
 
 def _catch_up(state: State, log: Log, tables: LmdbTables) -> int:
@@ -241,6 +277,8 @@ class StorageService:
         self._holds: LogHolds | None = None
         self._archive = ""
         self._pause = 0  # calls of `tend` to let pass after trouble
+        # of a shared log: where its partition is read, or None
+        self.place: Callable[[], Place] | None = None
         self._tried_space = False  # in the tick before
 
     def remove_segments(
@@ -296,8 +334,14 @@ class StorageService:
         ):
             self._run("ballast", disk.ballast.create)
         elif log.end > self._tables.position:
-            machine.save(self._engine.state)
-            self._frozen = self._tables.freeze(log.end)
+            self._freeze()
+
+    def _freeze(self) -> None:
+        """Set apart what the tables get next."""
+        machine.save(self._engine.state)
+        if self.place is not None:
+            save_place(self._tables, self.place())
+        self._frozen = self._tables.freeze(self._engine.store.end)
 
     @property
     def busy(self) -> bool:
@@ -331,6 +375,8 @@ class StorageService:
             self._engine.store.try_space()
 
     def _commit(self, frozen: FrozenOverlays, durable: int) -> None:
+        if self.place is not None:  # else the tables might lead the log on this disk
+            self._engine.store.sync()
         self._engine.disk.write_with_ballast(self._tables.commit, frozen, durable=durable)
 
     def _committed(self) -> None:
@@ -392,9 +438,8 @@ class StorageService:
         idle.
         """
         if self._frozen is None:
-            machine.save(self._engine.state)
-            self._frozen = self._tables.freeze(self._engine.store.end)
+            self._freeze()
         if self._frozen is not None and not self._frozen.committed:
-            self._tables.commit(self._frozen, durable=self._engine.store.durable)
+            self._commit(self._frozen, self._engine.store.durable)
             self._tables.release(self._frozen)
         self._tables.close()

@@ -101,9 +101,7 @@ class _FetchRequest:
         return [known[topic_id].name for topic_id in ids if topic_id in known]
 
     def _attempt(self, *, last: bool) -> bool:
-        if self._member[:2] in self._fetches.leasing:
-            # A first lease needs no disk. It would overtake leases that wait for the
-            # disk, and the messages of a key would lose their order.
+        if self._must_wait():
             if last:
                 self._reply([])
             return last
@@ -125,6 +123,16 @@ class _FetchRequest:
         if last:
             self._reply([])
         return last
+
+    def _must_wait(self) -> bool:
+        """Return whether the member gets nothing now.
+
+        A first lease needs no disk. It would overtake leases that wait for the disk,
+        and the messages of a key would lose their order. And a node of a cluster may
+        not lead any more.
+        """
+        lease = self._engine.lease
+        return self._member[:2] in self._fetches.leasing or (lease is not None and not lease())
 
     def _limits(self) -> FetchLimits:
         request, topics = self._request, self._engine.state.topics

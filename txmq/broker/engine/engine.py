@@ -43,6 +43,8 @@ from txmq.store.log.writer import Flush
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from twisted.internet.defer import Deferred
+
     from txmq.broker.reactor.interfaces import Clock, RunInThread
     from txmq.config.broker import FlushEvery
     from txmq.core.state.state import State
@@ -52,6 +54,8 @@ if TYPE_CHECKING:
     # a function and its arguments, before the exception that the request raised
     Requester = tuple[Any, ...]
     Listener = Callable[[Any, RecordContext], None]
+    # writes a flush here and brings it to the other nodes
+    Replicate = Callable[[Flush], Deferred[None]]
 
 INLINE_BYTES = 256 << 10  # a larger write blocks the reactor longer than a change of threads
 FULL_DISK_S = 0.2  # between attempts to write while there is no space
@@ -97,6 +101,10 @@ class Engine:
         self.flush_policy, self._schedule = flush, FlushSchedule(flush)
         self._after_reads = after_reads or partial(clock.callLater, 0)
         self._quick_s, self._mean_write_s = quick_s, 0.0
+        # with it, durable = it has brought a flush to the other nodes
+        self.replicate: Replicate | None = None
+        # whether a node of a cluster may answer without a write; None = it is alone
+        self.lease: Callable[[], bool] | None = None
         self.budget = DiskBudget(limits.UNFLUSHED)
         self._senders_wait = False  # for the disk: an asynchronous flush is brought forward
         self._missed_write = 0  # bytes of the last write, where pending replies came too late
@@ -137,7 +145,8 @@ class Engine:
         return self.state.certain(self.now())
 
     def boot(self, name: str, wall: int | None = None) -> None:
-        """Record the start, durably: a new boot epoch. Serve nothing before.
+        """Record the start, durably: a new boot epoch. Serve nothing before; a
+        replicated one is durable once `answer_when_durable` answers.
 
         `wall` is the wall clock's time, None where it is not doubted.
         """
@@ -151,7 +160,8 @@ class Engine:
             doubted = broker_time.doubt_at_start(self.state, wall, now)
             events += (TimeNoted(doubted),) if doubted != self.state.doubted else ()
         self._record(Outcome(events), now)
-        self.flush_now()
+        if self.replicate is None:
+            self.flush_now()
 
     def submit(
         self,
@@ -190,7 +200,7 @@ class Engine:
                 return
         if outcome.early:
             deliver(outcome.reply)
-        elif early is not None:
+        elif early is not None and self.replicate is None:
             self._schedule.add(early, messages)
             self._pending_write.append(_PendingReply(0, deliver, outcome.reply, self.requester))
         elif end:
@@ -394,14 +404,19 @@ class Engine:
                 self._flushed(flush, early)
             return
         self._writing, self._in_write = True, early
-        write = (self.store.sync,) if flush is None else (self.store.write, flush)
-        size = (self.store.end if flush is None else flush.end) - self.store.durable
-        work = self._in_thread(self._timed, size, *write)
-        work.addCallbacks(
+        self._in_background(flush).addCallbacks(
             lambda _: self._thread_done(flush, early),
             lambda why: self._thread_failed(why, flush, early),
-        )
-        work.addErrback(self.fail)  # a reply that could not be delivered is a bug
+        ).addErrback(self.fail)  # a reply that could not be delivered is a bug
+
+    def _in_background(self, flush: Flush | None) -> Deferred[Any]:
+        """Make a flush durable, in a thread or at the other nodes."""
+        if self.replicate is not None and flush is not None:
+            return self.replicate(flush)
+        write = (self.store.sync,) if flush is None else (self.store.write, flush)
+        size = (self.store.end if flush is None else flush.end) - self.store.durable
+        work: Deferred[Any] = self._in_thread(self._timed, size, *write)
+        return work
 
     def _writes_inline(self, flush: Flush) -> bool:
         """Return whether the reactor writes itself, because a thread would gain
@@ -410,7 +425,8 @@ class Engine:
         While a thread looks for space, the reactor's write would wait for it.
         """
         return (
-            (len(self._pending) == 1 or self._mean_write_s < self._quick_s)
+            self.replicate is None
+            and (len(self._pending) == 1 or self._mean_write_s < self._quick_s)
             and flush.size <= INLINE_BYTES
             and not self.store.busy
         )

@@ -32,6 +32,12 @@ class Clock(Protocol):
     def callLater(self, delay: float, callable: Callable[..., object], *args: object) -> Timer: ...  # noqa: A002
 
 
+class CallsFromThreads(Protocol):
+    """The reactor, for threads: it makes their calls in its own, in their order."""
+
+    def callFromThread(self, callable: Callable[..., object], *args: object) -> None: ...  # noqa: A002, N802  # Twisted's
+
+
 class Transport(Protocol):
     """The transport of a TCP connection."""
 

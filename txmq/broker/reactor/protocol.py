@@ -63,7 +63,8 @@ class SharedState:
 
     While `buffering`, sessions keep their replies. The flush that ends it sends each
     session's `unsent` replies at once. `request_bytes` are those of requests without a
-    reply; `stalled` sessions wait until there are fewer.
+    reply; `stalled` sessions wait until there are fewer, or for the `lease`: whether a
+    node of a cluster may answer from its state. None = it is alone.
     """
 
     frames: FrameMemory
@@ -75,6 +76,13 @@ class SharedState:
     request_bytes: int = 0
     guard: LoginGuard | None = None  # None = no users, in tests of sessions alone
     stalled: dict[ClientSession, None] = field(default_factory=dict)
+    lease: Callable[[], bool] | None = None
+
+    def go_on(self) -> None:
+        """Let the stalled sessions go on."""
+        stalled, self.stalled = self.stalled, {}
+        for session in stalled:
+            session.go_on()
 
 
 class ClientSession(Protocol):
@@ -188,7 +196,10 @@ class ClientSession(Protocol):
             or self._outstanding >= MAX_OUTSTANDING
         ):
             return False
-        first, sends = self._requests[0], self._shared.sends
+        first, sends, lease = self._requests[0], self._shared.sends, self._shared.lease
+        if lease is not None and not lease():
+            self._shared.stalled[self] = None
+            return False
         if first.opcode in WRITES:
             # held or refused: what comes behind need not wait, unless they are many
             return sends.since is None or not sends.is_crowded_by(self)
@@ -339,11 +350,12 @@ class ClientSession(Protocol):
 
     def _go_on_with_stalled(self) -> None:
         """Let sessions go on that waited for the bytes of requests."""
-        shared = self._shared
         if not self._is_full:
-            stalled, shared.stalled = shared.stalled, {}
-            for session in stalled:
-                session._work_later()  # noqa: SLF001  # another one of this class
+            self._shared.go_on()
+
+    def go_on(self) -> None:
+        """Begin requests that have waited."""
+        self._work_later()
 
     def flush_replies(self) -> None:
         """Write the buffered replies to the socket at once; the reactor sends what the

@@ -53,6 +53,15 @@ class SessionFactory(Factory):
         self._make = partial(ClientSession, handle, welcome, clock, self._shared)
         self._open: dict[ClientSession, None] = {}
 
+    def use_lease(self, lease: Callable[[], bool]) -> None:
+        """Begin requests only while a node of a cluster has its lease."""
+        self._shared.lease = lease
+
+    def go_on(self) -> None:
+        """Let sessions go on whose requests waited."""
+        if self._shared.stalled:
+            self._shared.go_on()
+
     def buildProtocol(self, addr: IAddress | None) -> ClientSession | None:
         host = str(getattr(addr, "host", addr))
         return self.accept(host) if self.limits.admits(host) else None

@@ -78,6 +78,7 @@ class Log:
         self._directory = directory
         self._lock = lock
         self._sizes = sizes
+        self.replicated = False  # durable by other nodes: writes here need no sync
         self._largest = min(record_size(MAX_BODY), sizes.segment - HEADER_SIZE)
         # of each segment: first position, time of creation
         self._segments = [(s.first, s.header.created_at if s.header else 0) for s in segments]
@@ -190,6 +191,16 @@ class Log:
         writes, self._writes, self._write = self._writes, [], None
         return Flush(writes, self.end)
 
+    def copy(self, writes: Iterable[SegmentWrite]) -> None:
+        """Add bytes of another node's log, from `end` on: whole records, and segments
+        as they begin there. `cut` takes them like own records.
+        """
+        for write in writes:
+            if write.first != self._segments[-1][0]:
+                self._begin_segment(write.first, write.created_at)
+            self._writes.append(write)
+            self.end = write.end
+
     def write(self, flush: Flush, *, sync: bool = True) -> None:
         """Bring a flush to disk.
 
@@ -199,9 +210,12 @@ class Log:
         self._writer.write(flush, sync=sync)
 
     def complete(self, flush: Flush) -> int:
-        """Move `durable` to the end of a written flush if synced; return `durable`."""
+        """Move `durable` to the end of a written flush if synced, or if it is
+        `replicated`; return `durable`.
+        """
         crashpoint("log.after_write")
-        self.durable = max(self.durable, min(flush.end, self._writer.synced))
+        reached = self._writer.end if self.replicated else self._writer.synced
+        self.durable = max(self.durable, min(flush.end, reached))
         return self.durable
 
     def sync(self) -> None:
@@ -316,14 +330,17 @@ class Log:
                 hint="send less at once, or raise the segment size",
             )
         if self.end + size > self._limit:
-            self._segments.append((self.end, stored_at))
-            self.reader.add(self.end)
-            self._limit = self.end + self._sizes.segment
+            self._begin_segment(self.end, stored_at)
             self.end += HEADER_SIZE
         first, created_at = self._segments[-1]
         self._write = SegmentWrite(first, created_at, self.end, self.end)
         self._writes.append(self._write)
         return self._write
+
+    def _begin_segment(self, first: int, created_at: int) -> None:
+        self._segments.append((first, created_at))
+        self.reader.add(first)
+        self._limit = first + self._sizes.segment
 
     def _scan(self, start: int, end: int) -> Iterator[Record | Damage]:
         self._check_written(start, 0)

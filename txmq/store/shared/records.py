@@ -11,11 +11,16 @@
     16   16s   log id
     32   16s   nonce of a claim and of the slices that its owner writes
     48   i64   genesis and slice: start, a position of the log
-    56   i64   slice: position after the last whole record; a claim cuts the log there
+    56   i64   slice: position after the last whole record; a claim cuts the log there;
+               genesis: created_at of the log's first segment
     64         claim: the node's name in UTF-8; slice: bytes of the log's files
 
 The data of all slices that count are the bytes of the log: its records, and at the
 start of each segment its header. So every node has the same files.
+
+Magic, checksum, version and kind stay where they are in every version. A node that
+meets a version or a kind that it does not know has to stop: to skip a claim that others
+count is to lead beside another leader.
 """
 
 from __future__ import annotations
@@ -26,6 +31,8 @@ from uuid import UUID
 
 from google_crc32c import extend, value
 
+from txmq.errors import UnsupportedFormat
+
 MAGIC = b"TXP1"
 VERSION = 1
 HEADER_SIZE = 64
@@ -35,17 +42,21 @@ MOST_DATA = 900 << 10
 _PREFIX = Struct("<4sI")
 _FIELDS = Struct("<BBBxI16s16sqq")
 _NO_NONCE = bytes(16)
+_PARTITION = "a record of the partition"
 
 
 class Genesis(NamedTuple):
     """The first record that counts: which log this is, and where it goes on.
 
-    `epoch` is the boot epoch of what lies before `start`: 0 for a new log.
+    `epoch` is the boot epoch of what lies before `start`: 0 for a new log, which starts
+    behind the header of its first segment. Every node makes that one from `created_at`,
+    in microseconds since the epoch.
     """
 
     log_id: UUID
     epoch: int
     start: int
+    created_at: int
 
 
 class Claim(NamedTuple):
@@ -83,8 +94,8 @@ PartitionRecord = Genesis | Claim | Slice
 def encode(record: PartitionRecord) -> bytes:
     """Return the bytes of a record."""
     match record:
-        case Genesis(log_id, epoch, start):
-            fields = (1, 0, epoch, log_id.bytes, _NO_NONCE, start, start)
+        case Genesis(log_id, epoch, start, created_at):
+            fields = (1, 0, epoch, log_id.bytes, _NO_NONCE, start, created_at)
             data = b""
         case Claim(log_id, epoch, nonce, node):
             fields, data = (2, 0, epoch, log_id.bytes, nonce, 0, 0), node.encode()
@@ -95,27 +106,30 @@ def encode(record: PartitionRecord) -> bytes:
 
 
 def decode(data: bytes) -> PartitionRecord | None:
-    """Return the record, None for bytes that are none of this version.
+    """Return the record, None for bytes that are none.
 
     Nobody but a node of the cluster writes to the partition on purpose. What others
-    wrote there is void like everything else that does not count.
+    wrote there is void like everything else that does not count. Raises
+    UnsupportedFormat for a record of a later version.
     """
     if len(data) < HEADER_SIZE or not data.startswith(MAGIC):
+        return None
+    if value(data[_PREFIX.size :]) != checksum_of(data):
         return None
     version, kind, flag, epoch, log_id, nonce, start, whole = _FIELDS.unpack_from(
         data, _PREFIX.size
     )
-    if version != VERSION or value(data[_PREFIX.size :]) != checksum_of(data):
-        return None
+    if version != VERSION:
+        raise UnsupportedFormat(_PARTITION, version, VERSION)
     rest = data[HEADER_SIZE:]
     match kind:
         case 1:
-            return Genesis(UUID(bytes=log_id), epoch, start)
+            return Genesis(UUID(bytes=log_id), epoch, start, whole)
         case 2:
             return Claim(UUID(bytes=log_id), epoch, nonce, rest.decode(errors="replace"))
         case 3:
             return Slice(UUID(bytes=log_id), epoch, nonce, start, whole, rest, bool(flag))
-    return None
+    raise UnsupportedFormat(_PARTITION, f"{version}, kind {kind}", VERSION)
 
 
 def checksum_of(data: bytes) -> int:

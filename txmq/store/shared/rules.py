@@ -3,8 +3,9 @@
 Rule R, what counts, for every reader at any time. It is a fold over the partition:
 
 1. The first genesis begins the log.
-2. A claim of a greater epoch counts. Its epoch and nonce are the owner's from then on,
-   and what its predecessor wrote of an unfinished record is cut off.
+2. A claim of the next epoch counts. Its epoch and nonce are the owner's from then on,
+   and what its predecessor wrote of an unfinished record is cut off. An epoch further
+   on is void: the last one that there is would leave none for a later claim.
 3. A slice counts if it has epoch and nonce of the owner and begins where the log ends.
    The epoch alone would not do: a slice that was sent again would be applied twice.
 4. Everything else is void for every reader, for ever.
@@ -55,9 +56,9 @@ def fold(
     """
     after = place._replace(offset=offset, checksum=checksum)
     match record:
-        case Genesis(log_id, epoch, start) if place.log_id is None:
+        case Genesis(log_id, epoch, start, _) if place.log_id is None:
             return after._replace(log_id=log_id, epoch=epoch, end=start, whole=start), True
-        case Claim(log_id, epoch, nonce, _) if log_id == place.log_id and epoch > place.epoch:
+        case Claim(log_id, epoch, nonce, _) if (log_id, epoch) == (place.log_id, place.epoch + 1):
             return after._replace(epoch=epoch, nonce=nonce, end=place.whole), True
         case Slice() if _continues(place, record):
             return after._replace(end=record.end, whole=record.whole), True

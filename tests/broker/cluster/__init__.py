@@ -1,0 +1,1 @@
+"""Tests of a broker of several nodes."""
