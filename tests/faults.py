@@ -979,6 +979,76 @@ FAULTS: dict[int, tuple[str, ...]] = {
         "test_the_row_of_a_large_bundle_from_before_its_begun_position_is_read",
     ),
     # misuse of a connection, a handler or a process
+    83: (
+        "test_replicas_lose_nothing_and_agree",
+        "test_a_planted_bug_of_replicas_is_found",
+    ),
+    84: (
+        "test_replicas_lose_nothing_and_agree",
+        "test_a_copy_that_was_cut_goes_on_from_there",
+    ),
+    85: ("test_a_shared_log_is_one_log_whatever_happens",),
+    297: ("test_a_full_disk_has_a_lock_whose_holder_has_no_name",),
+    298: ("test_a_broker_that_is_terminated_ends_in_order",),
+    299: ("test_a_message_whose_attempts_an_operator_took_away_has_not_died",),
+    300: ("test_a_breaker_tells_of_messages_that_cannot_be_its_probes",),
+    301: ("test_the_end_of_the_inboxs_thread_ends_the_run_with_its_error",),
+    302: ("test_an_assignment_walks_once_through_what_members_want_and_have",),
+    303: (
+        "test_what_waits_behind_letters_is_unprocessed",
+        "test_what_a_dead_consumer_host_has_is_unprocessed",
+    ),
+    304: (
+        "test_what_a_receiver_did_not_take_is_sent_again_ever_more_seldom",
+        "test_a_receiver_that_hangs_keeps_nobody_waiting",
+        "test_a_receiver_that_does_not_answer_keeps_no_other_waiting",
+    ),
+    305: (
+        "test_a_shared_log_is_one_log_whatever_happens",
+        "test_every_history_is_a_log_without_hole_or_double",
+    ),
+    306: (
+        "test_a_gap_is_answered_by_what_is_read",
+        "test_an_unknown_offset_is_answered_by_what_is_read_before_or_after",
+    ),
+    307: ("test_a_new_leader_answers_and_confirms_after_the_lease_of_the_one_before",),
+    308: (
+        "test_a_node_that_missed_records_ends",
+        "test_a_partition_that_was_cut_ends_a_node",
+    ),
+    309: ("test_a_record_of_a_later_version_ends_a_node",),
+    310: ("test_a_planted_bug_of_rule_r_is_found",),
+    311: (
+        "test_a_message_is_retried_now_and_its_key_still_waits_for_it",
+        "test_a_buried_message_is_a_letter_that_holds_its_key_until_it_is_replayed",
+        "test_a_skipped_message_is_closed_and_its_key_goes_on",
+        "test_what_does_not_wait_for_an_attempt_is_left_and_the_reason_said",
+        "test_an_edited_message_is_retried_in_its_new_version",
+        "test_operators_who_touch_what_is_retried_break_no_order_and_lose_nothing",
+    ),
+    312: (
+        "test_an_edit_takes_a_message_back_from_its_store",
+        "test_a_store_that_comes_back_does_not_bring_the_old_version",
+        "test_an_operator_hastens_edits_and_skips_what_a_live_store_retries",
+    ),
+    313: (
+        "test_a_client_that_never_reached_its_broker_takes_the_only_one_of_the_database",
+        "test_without_a_single_broker_in_its_database_a_client_needs_the_id_of_the_log",
+    ),
+    314: (
+        "test_the_first_signal_lets_the_handler_finish",
+        "test_the_second_signal_ends_the_process_at_once",
+        "test_a_child_of_a_fork_ends_at_its_first_signal",
+    ),
+    315: (
+        "test_a_configured_broker_makes_no_topic_that_somebody_only_names",
+        "test_a_topic_that_is_made_at_its_first_use_is_told_of",
+        "test_no_name_is_told_to_a_user_who_may_not_see_it",
+    ),
+    316: (
+        "test_an_answer_comes_behind_the_commit_of_rows_and_messages",
+        "test_while_the_broker_is_away_requests_are_refused_at_once",
+    ),
     296: (
         "test_headers_that_txmq_adds_do_not_count_for_the_limits_of_the_user",
         "test_a_message_with_all_headers_that_it_may_have_is_traced_and_redriven",

@@ -29,6 +29,7 @@ COMMANDS = {
     "audit": "",
     "broker": f"--config {NO_FILE}",
     "clock": "",
+    "cluster create": f"--config {NO_FILE}",
     "config export": "",
     "config import": "/nowhere/config.json",
     "config reload": "",

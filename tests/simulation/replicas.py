@@ -15,7 +15,7 @@ from typing import Any
 from unittest.mock import patch
 from uuid import UUID
 
-from twisted.internet.defer import execute
+from twisted.internet.defer import Deferred, execute
 from twisted.python.failure import Failure
 
 from tests.simulation.clock import SimulatedClock
@@ -45,6 +45,11 @@ FAULTS_S, SETTLE_S = 20.0, 12.0
 FAULT_S = 1.2  # from one fault to the next, on average
 SLICE = 100  # most bytes of a slice here, so that a flush takes several
 TICK_S, STORE_S, SEND_S = 0.07, 0.3, 0.15
+
+
+def at_once(function: Callable[..., Any], *args: object) -> Deferred[Any]:
+    """Run what a thread would."""
+    return execute(function, *args)
 
 
 class ReplicaMachine:
@@ -95,7 +100,7 @@ class ReplicaMachine:
         opened = open_directory(RealFileSystem(), self._settings, 1, lambda: GENESIS)
         self.log, self.tables, self.state = opened[:3]
         self.engine = Engine(
-            self.log, self.state, clock=self, now=self._cluster.now, in_thread=execute
+            self.log, self.state, clock=self, now=self._cluster.now, in_thread=at_once
         )
         self.engine.on_failure = self._engine_failed
         self.replica = Replica(self.engine, self.seconds)
@@ -103,7 +108,7 @@ class ReplicaMachine:
         self.replica.leading.addCallback(self._lead).addErrback(self._cluster.failed.append)
         self.engine.replicate = self.replica.replicate
         self._storage = StorageService(
-            RealFileSystem(), self.engine, self.tables, self._settings, execute
+            RealFileSystem(), self.engine, self.tables, self._settings, at_once
         )
         self._storage.place = lambda: self.place
         self.partition = SimulatedPartition(self._cluster.topic, self)

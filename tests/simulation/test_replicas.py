@@ -78,7 +78,7 @@ def takes_over_what_it_has() -> Iterator[None]:
         takes_over_what_it_has,
     ],
 )
-def test_a_planted_bug_is_found(bug: object, tmp_path: Path) -> None:
+def test_a_planted_bug_of_replicas_is_found(bug: object, tmp_path: Path) -> None:
     for seed in range(SEEDS):
         (directory := tmp_path / str(seed)).mkdir()
         try:
