@@ -169,7 +169,7 @@ def test_a_cluster_outlives_its_leaders(nodes: list[BrokerNode], report: Report)
         producer.end()
     with txmq.connect(url, timeout=PATIENCE_S) as client:
         read = Counter(number for place in range(PARTITIONS) for number in numbers(client, place))
-    report.note(f"sends answered {len(producer.answered)}, ends of leaders {len(ends)}")
+    report({"sends answered": len(producer.answered), "ends of leaders": len(ends)})
     assert set(producer.answered) <= read.keys()
     assert max(read.values()) == 1
 
