@@ -24,7 +24,6 @@ from txmq.tx.postgres.errors import (
     NO_SAVEPOINT,
     DriverError,
     driver_error,
-    translated,
 )
 from txmq.tx.postgres.statement_watch import Sends, StatementWatch, transaction_ended, watch_of
 
@@ -59,8 +58,10 @@ class CallerBlock(StatementWatch):
         require_usable(self.driver)
         require_free(self.driver)
         if self.driver.status is Status.IDLE:
-            with translated("beginning a transaction"):
+            try:
                 marked = await self.driver.begin(self.name)
+            except DriverError as error:
+                raise failure(error, "beginning a transaction") from None
             if marked is None:
                 await self._join("BEGIN; ")
             self._marked = bool(marked)
@@ -182,7 +183,7 @@ class CallerBlock(StatementWatch):
 
     async def give_back(self) -> None:
         """Roll back if an interrupt has kept the block from ending."""
-        if watch_of(self.driver.connection) is self:
+        if self.registered:
             await self.roll_back()
 
     async def close(self) -> None:
