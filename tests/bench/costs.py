@@ -66,11 +66,11 @@ AT_ONCE: Final = 64
 COSTS: Final[dict[str, Cost]] = {
     "one send": Cost(34, 117, 1, 0, 0),
     "64 outstanding sends": Cost(894, 393, 3, 0, 0),
-    "half message and commit": Cost(164, 273, 2, 0, 0),
-    "row and message": Cost(266, 282, 2, 4, 4),
-    "row and message, asyncio": Cost(383, 282, 2, 4, 4),
+    "half message and commit": Cost(160, 273, 2, 0, 0),
+    "row and message": Cost(243, 282, 2, 4, 4),
+    "row and message, asyncio": Cost(367, 282, 2, 4, 4),
     "64 acked messages": Cost(1429, 244, 2, 0, 0),
-    "64 messages with an inbox": Cost(6635, 244, 2, 448, 129),
+    "64 messages with an inbox": Cost(6315, 244, 2, 448, 129),
 }
 
 BODY: Final = bytes(256)

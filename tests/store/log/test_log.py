@@ -219,7 +219,7 @@ def test_a_small_write_adds_zeros_for_those_that_follow() -> None:
     assert len(set(sizes)) <= 3
 
 
-def test_zeros_are_fewer_where_the_disk_is_slow_but_not_so_few_that_each_sync_has_some() -> None:
+def test_zeros_are_fewer_where_the_disk_is_slow_but_not_in_each_sync() -> None:
     fs = new_disk()
     log, _ = Log.open(fs, DIRECTORY, now=1, segment_size=1 << 20, preallocate=64 << 10)
     log.limit_zeros(512)

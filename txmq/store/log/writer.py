@@ -27,8 +27,8 @@ from txmq.store.log.segment import HEADER_SIZE, SegmentHeader, create_segment, s
 
 T = TypeVar("T")
 # Of a step: the zeros that a write adds where it finds none. Its sync carries them, and
-# 1 MiB takes a quick disk 3 ms. It also brings the file's new size to disk, so that many
-# syncs with few zeros would take longer.
+# 1 MiB takes a quick disk 3 ms. It also brings the new size of the file to disk, so that
+# many syncs with few zeros would take longer.
 _PARTS, _MOST_PARTS = 16, 64
 
 
@@ -150,7 +150,7 @@ class LogWriter:
             self._sync()
 
     def limit_zeros(self, most: int) -> None:
-        """Let writes add about `most` bytes of zeros, and those that are as large none."""
+        """Let writes add about `most` bytes of zeros, and larger writes none."""
         part = self._sizes.step // _PARTS
         self._large = min(most, part)
         self._zeros = min(max(most, self._sizes.step // _MOST_PARTS), part)

@@ -16,12 +16,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from txmq.errors import TransactionEnded, TxmqError
-from txmq.tx.postgres.caller import failure, require_healthy, require_usable, roll_back
+from txmq.errors import TransactionAborted, TransactionEnded, TxmqError
+from txmq.tx.postgres.caller import failure, require_usable, roll_back
 from txmq.tx.postgres.driver import Driver, Status
 from txmq.tx.postgres.errors import (
+    FAILED_EARLIER,
     FAILED_TRANSACTION,
     NO_SAVEPOINT,
+    ROLL_BACK,
     DriverError,
     driver_error,
 )
@@ -90,9 +92,10 @@ class CallerBlock(StatementWatch):
 
         Raises TransactionEnded, or TransactionAborted where a statement has failed.
         """
-        require_healthy(self.driver)
-        known = not self.begun or self.driver.holds_begun
-        if self.driver.status is Status.IDLE or not known:
+        status = self.driver.status
+        if status is Status.FAILED:
+            raise TransactionAborted(FAILED_EARLIER, hint=ROLL_BACK)
+        if status is Status.IDLE or (self.begun and not self.driver.holds_begun):
             raise self.ended()
 
     def require_same(self, deferrable: str) -> None:

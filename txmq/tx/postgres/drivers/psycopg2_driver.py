@@ -324,7 +324,7 @@ class _Watched(extensions.cursor):
         if watch is None:
             super().execute(query, vars)
             return
-        found = watch.require_allowed(_text(query, self))
+        found = watch.require_allowed(query if type(query) is str else _text(query, self))
         super().execute(query, vars)
         if found is not None:
             watch.follow(found)
