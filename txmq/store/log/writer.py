@@ -27,7 +27,7 @@ from txmq.store.log.segment import HEADER_SIZE, SegmentHeader, create_segment, s
 
 T = TypeVar("T")
 # Of a step: the zeros that a write adds where it finds none. Its sync carries them, and
-# 1 MiB takes a quick disk 3 ms. It also brings the new size of the file to disk, so that
+# 1 MiB takes a quick disk 3 ms. It also brings the file's new size to disk, so that
 # many syncs with few zeros would take longer.
 _PARTS, _MOST_PARTS = 16, 64
 
