@@ -64,8 +64,8 @@ class Cost(NamedTuple):
 AT_ONCE: Final = 64
 # client, broker, writes, statements, trips
 COSTS: Final[dict[str, Cost]] = {
-    "one send": Cost(34, 117, 1, 0, 0),
-    "64 outstanding sends": Cost(894, 393, 3, 0, 0),
+    "one send": Cost(34, 114, 1, 0, 0),
+    "64 outstanding sends": Cost(894, 384, 3, 0, 0),
     "half message and commit": Cost(160, 273, 2, 0, 0),
     "row and message": Cost(243, 282, 2, 4, 4),
     "row and message, asyncio": Cost(367, 282, 2, 4, 4),
