@@ -217,10 +217,8 @@ class LogWriter:
 
     def _sync(self) -> None:
         self._attempt(self._file.fdatasync)
-        # Before anybody counts on it: a newer process may have written over it, or
-        # somebody deleted the segment.
+        # Before anybody counts on it: a newer process may have written over it.
         self._attempt(self._require_held)
-        self._attempt(self._file.require_named)
         self.synced = self.end
 
     def _check_usable(self) -> None:
