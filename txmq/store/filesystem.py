@@ -67,18 +67,14 @@ class File(Protocol):
         """Cut the file to `size` bytes."""
 
     def fdatasync(self) -> None:
-        """Return once contents and length are on disk.
+        """Return once contents and length are on disk, in a file that has a name: they
+        would end with this process where somebody has deleted it.
 
         After an error their state is unknown; do not retry.
         """
 
     def fsync(self) -> None:
         """Return as `fdatasync` does, with all metadata on disk."""
-
-    def require_named(self) -> None:
-        """Require that nobody has deleted the file: its contents would end with this
-        process. Raises StoreError.
-        """
 
     def close(self) -> None:
         """Close the file. Idempotent.
@@ -281,15 +277,12 @@ class RealFile:
     @_translate_errors
     def fdatasync(self) -> None:
         os.fdatasync(self._fd)
+        if not os.fstat(self._fd).st_nlink:
+            raise deleted_error(self.path)
 
     @_translate_errors
     def fsync(self) -> None:
         os.fsync(self._fd)
-
-    @_translate_errors
-    def require_named(self) -> None:
-        if not os.fstat(self._fd).st_nlink:
-            raise deleted_error(self.path)
 
     @_translate_errors
     def close(self) -> None:

@@ -263,13 +263,11 @@ class SimFile:
 
     def fdatasync(self) -> None:
         self._sync("fdatasync")
+        if not self._fs.names(self.path, self._inode):
+            raise deleted_error(self.path)
 
     def fsync(self) -> None:
         self._sync("fsync")
-
-    def require_named(self) -> None:
-        if not self._fs.names(self.path, self._inode):
-            raise deleted_error(self.path)
 
     def close(self) -> None:
         # an unfinished generator closes its file when it is collected

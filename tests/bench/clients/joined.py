@@ -11,20 +11,17 @@ txmq.
 from __future__ import annotations
 
 import json
-import select
-import socket
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
-from threading import Thread
+from collections.abc import Callable
+from contextlib import closing
 from typing import Any
 
 import psycopg2
-from psycopg2.extensions import parse_dsn
 
 import txmq
 from tests.bench.raw.plain_commit import CREATE, DROP, INSERT, run
+from tests.bench.relayed_database import relayed
 from txmq.postgres import EnlistConnection
 
 BODY = bytes(256)
@@ -67,37 +64,6 @@ WAYS: dict[str, Transact] = {
 }
 
 
-@contextmanager
-def counted(dsn: str) -> Iterator[tuple[str, list[int]]]:
-    """Return a DSN whose connection is relayed, and the count of what it sent."""
-    place, sent = parse_dsn(dsn), [0]
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-
-        def relay() -> None:
-            near, _ = listener.accept()
-            host = place.get("host", "")
-            if host.startswith("/"):
-                far = socket.socket(socket.AF_UNIX)
-                far.connect(f"{host}/.s.PGSQL.{place.get('port', 5432)}")
-            else:
-                far = socket.create_connection((host or "127.0.0.1", int(place.get("port", 5432))))
-            with near, far:
-                while True:
-                    for ready in select.select([near, far], [], [])[0]:
-                        data = ready.recv(1 << 16)
-                        if not data:
-                            return
-                        sent[0] += ready is near
-                        (far if ready is near else near).sendall(data)
-
-        thread = Thread(target=relay)
-        thread.start()
-        port = listener.getsockname()[1]
-        options = place | {"host": "127.0.0.1", "port": str(port), "sslmode": "disable"}
-        yield " ".join(f"{name}='{value}'" for name, value in options.items()), sent
-        thread.join()
-
-
 def written(cursor: Any) -> int:
     """Return the position of the write-ahead log in bytes."""
     cursor.execute("SELECT pg_current_wal_insert_lsn() - '0/0'::pg_lsn")
@@ -109,8 +75,8 @@ def measure(url: str, dsn: str, way: str, transactions: int) -> dict[str, float]
     with (
         closing(psycopg2.connect(dsn)) as watch,
         txmq.connect(url) as client,
-        counted(dsn) as (relayed, sent),
-        closing(psycopg2.connect(relayed, connection_factory=EnlistConnection)) as connection,
+        relayed(dsn) as (counted, sent),
+        closing(psycopg2.connect(counted, connection_factory=EnlistConnection)) as connection,
     ):
         watch.autocommit = True
         for _ in range(10):  # requests that are made once only
@@ -119,10 +85,10 @@ def measure(url: str, dsn: str, way: str, transactions: int) -> dict[str, float]
             cursor.execute("CHECKPOINT")  # images of pages come once, before the count
             for _ in range(10):
                 WAYS[way](client, connection)
-            before, trips, start = written(cursor), sent[0], time.monotonic()
+            before, trips, start = written(cursor), sent.trips, time.monotonic()
             for _ in range(transactions):
                 WAYS[way](client, connection)
-            took, trips = time.monotonic() - start, sent[0] - trips
+            took, trips = time.monotonic() - start, sent.trips - trips
             if way == "outbox":
                 for _ in range(0, transactions, DELETED_AT_ONCE):
                     cursor.execute(

@@ -178,7 +178,7 @@ def test_beyond_the_bounds_a_send_is_refused_with_the_pause_to_make(
 def test_refused_sends_keep_no_payload_and_nobody_waits_behind_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(held_sends, "HELD_BYTES", 2_000_000)
+    monkeypatch.setattr(held_sends, "HELD_BYTES", 1_000_000)
     monkeypatch.setattr(protocol, "REQUEST_BYTES", 1_000_000)
     broker = Busy()
     client = broker.connect()
@@ -196,6 +196,26 @@ def test_refused_sends_keep_no_payload_and_nobody_waits_behind_them(
     assert broker.assembly.sessions._shared.request_bytes == 0
 
 
+def test_one_that_is_alone_has_all_that_may_wait_and_who_comes_later_a_share(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(held_sends, "LEAST_SHARE", 10_000)
+    monkeypatch.setattr(held_sends, "HELD_BYTES", 400_000)
+    monkeypatch.setattr(held_sends, "MOST_BYTES", 800_000)
+    broker = Busy()
+    waits: list[int] = []
+    for number in range(3):
+        client, before = broker.connect(), broker.held.bytes
+        if number == 2:
+            client.transport.peerAddr = IPv4Address("TCP", "10.0.0.9", 1)
+            client.session.__dict__.pop("owner", None)
+        for sequence in range(50):
+            data = payload(bytes([number]) * 16, sequence, 10_000)
+            client.send(encode_frame(Opcode.SEND, sequence, data))
+        waits.append((broker.held.bytes - before) // len(data))
+    assert waits == [39, 19, 19], "all, half beside it, and half for another host"
+
+
 def test_who_ignores_the_pause_costs_no_memory_and_others_have_their_turn(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -207,7 +227,7 @@ def test_who_ignores_the_pause_costs_no_memory_and_others_have_their_turn(
         rude.send(encode_frame(Opcode.SEND, sequence, payload(b"r" * 16, sequence, 10_000)))
     assert broker.held.waiting == held_sends.HELD_FRAMES, "then it is not read"
     send(polite, Opcode.SEND, 0, payload(b"p" * 16, 0, 10_000))
-    assert broker.held.bytes < 250_000, "the share of one connection, and one send"
+    assert broker.held.bytes < 450_000, "the share of one connection, and one send"
     assert broker.assembly.sessions._shared.request_bytes == broker.held.bytes
     broker.engine.budget.bytes = 15_000
     hanging, broker.hanging = broker.hanging, None
@@ -248,7 +268,7 @@ def test_each_connection_has_its_turn() -> None:
 
 def test_many_connections_of_one_host_are_no_more_than_one_of_another() -> None:
     broker = Busy()
-    crowd = [broker.connect() for _ in range(40)]
+    crowd = [broker.connect() for _ in range(60)]
     for number, client in enumerate(crowd):
         for sequence in range(10):
             data = payload(bytes([number]) * 16, sequence, 100_000)

@@ -229,11 +229,11 @@ def test_a_log_whose_segment_is_deleted_acknowledges_nothing_more() -> None:
 def test_a_deleted_file_has_no_name_though_another_has_it(tmp_path: Path) -> None:
     fs, path = RealFileSystem(), tmp_path / "file"
     file = fs.create(str(path))
-    file.require_named()
+    file.fdatasync()
     path.rename(tmp_path / "moved")
-    file.require_named()
+    file.fdatasync()
     (tmp_path / "moved").unlink()
     path.touch()
     with pytest.raises(StoreError, match="somebody has deleted it"):
-        file.require_named()
+        file.fdatasync()
     file.close()

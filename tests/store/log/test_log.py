@@ -219,13 +219,13 @@ def test_a_small_write_adds_zeros_for_those_that_follow() -> None:
     assert len(set(sizes)) <= 3
 
 
-def test_few_zeros_are_added_where_the_disk_is_slow() -> None:
+def test_zeros_are_fewer_where_the_disk_is_slow_but_not_in_each_sync() -> None:
     fs = new_disk()
     log, _ = Log.open(fs, DIRECTORY, now=1, segment_size=1 << 20, preallocate=64 << 10)
     log.limit_zeros(512)
     sizes = extensions(log, fs, 100)
-    assert log.end <= sizes[-1] <= log.end + 512
-    assert 10 <= len(set(sizes)) < 50
+    assert log.end <= sizes[-1] <= log.end + 1024
+    assert 4 <= len(set(sizes)) < 10
 
 
 def test_a_large_write_adds_no_zeros() -> None:

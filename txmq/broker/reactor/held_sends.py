@@ -105,18 +105,19 @@ class HeldSends:
         return True
 
     def _is_beyond(self, session: Sender, size: int) -> bool:
-        """Return whether there is no room for so many bytes of a connection."""
+        """Return whether there is no room for so many bytes of a connection.
+
+        One that is alone may have all that its owner may; one that comes later has half
+        as much beside it.
+        """
         owner, bytes_of = session.owner, self._own_bytes
         mine = self._turns.get(owner, {})
         share = max(LEAST_SHARE, HELD_BYTES // (len(self._turns) + (owner not in self._turns)))
+        beside = 0 if session in mine and len(mine) == 1 else share >> 1
         return (
             self.bytes + size > MOST_BYTES
-            or bytes_of[owner] + size > share
-            # one more connection would have room
-            or (
-                session in mine
-                and bytes_of[session] + size > max(LEAST_SHARE, share // (len(mine) + 1))
-            )
+            or bytes_of[owner] + size > share + beside
+            or (session in mine and bytes_of[session] + size > max(LEAST_SHARE, share // len(mine)))
         )
 
     def is_crowded_by(self, session: Sender) -> bool:

@@ -75,9 +75,9 @@ def decide_store_batch(state: State, command: StoreBatch, now: int) -> Outcome |
     header = command.header
     # The sequence comes first: a send repeated after its topic has grown must get its
     # receipt, not a rejection that makes the producer send it anew.
-    answered = producer_owners.check_owner(
-        state, header.producer_id, command.user
-    ) or _check_sequence(state.producers.get(header.producer_id), header)
+    user = command.user  # "" may act for every owner, and owns nothing
+    foreign = producer_owners.check_owner(state, header.producer_id, user) if user else None
+    answered = foreign or _check_sequence(state.producers.get(header.producer_id), header)
     if answered is not None:
         return answered
     topic = find_writable(
@@ -86,7 +86,7 @@ def decide_store_batch(state: State, command: StoreBatch, now: int) -> Outcome |
     if isinstance(topic, Rejected):
         return topic
     topic_id, partition, batch = topic.topic_id, command.partition, command.batch
-    claims = producer_owners.claim(state, header.producer_id, command.user)
+    claims = producer_owners.claim(state, header.producer_id, user) if user else ()
     if header.columns & DELIVER_AT and delay_rules.is_delayed(batch, header, now):
         delayed = delay_rules.delayed_batch(topic, partition, batch, header, now)
         if isinstance(delayed, Rejected):
@@ -136,9 +136,10 @@ class _SharedRecord:
     def add(self, send: StoreBatch) -> object:
         """Add a batch to the record if it is to be stored, and return the reply."""
         name, epoch, partition, batch, header, user = send
-        foreign = producer_owners.check_owner(self._state, header.producer_id, user)
-        if foreign is not None:
-            return foreign
+        if user:
+            foreign = producer_owners.check_owner(self._state, header.producer_id, user)
+            if foreign is not None:
+                return foreign
         repeated = _check_sequence(self._producer(header.producer_id), header)
         if repeated is not None:
             return repeated if isinstance(repeated, Rejected) else repeated.reply
@@ -152,7 +153,9 @@ class _SharedRecord:
         event = _stored_event(*tp, base, header)
         self._ends[tp] = base + event.count
         _add_receipt(self._producers, event, base, self._now)
-        self.claims |= dict.fromkeys(producer_owners.claim(self._state, header.producer_id, user))
+        if user:
+            claims = producer_owners.claim(self._state, header.producer_id, user)
+            self.claims |= dict.fromkeys(claims)
         self.events.append(event)
         self.attachments.append(batch)
         return SendReceipt(base, self._now)

@@ -228,7 +228,7 @@ class Log:
         return self.durable
 
     def limit_zeros(self, most: int) -> None:
-        """Let no write add more than `most` bytes of zeros for later records."""
+        """Let writes add about `most` bytes of zeros for later records."""
         self._writer.limit_zeros(most)
 
     def try_space(self) -> bool:

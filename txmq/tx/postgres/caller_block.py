@@ -16,15 +16,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from txmq.errors import TransactionEnded, TxmqError
-from txmq.tx.postgres.caller import failure, require_healthy, require_usable, roll_back
+from txmq.errors import TransactionAborted, TransactionEnded, TxmqError
+from txmq.tx.postgres.caller import failure, require_usable, roll_back
 from txmq.tx.postgres.driver import Driver, Status
 from txmq.tx.postgres.errors import (
+    FAILED_EARLIER,
     FAILED_TRANSACTION,
     NO_SAVEPOINT,
+    ROLL_BACK,
     DriverError,
     driver_error,
-    translated,
 )
 from txmq.tx.postgres.statement_watch import Sends, StatementWatch, transaction_ended, watch_of
 
@@ -59,8 +60,10 @@ class CallerBlock(StatementWatch):
         require_usable(self.driver)
         require_free(self.driver)
         if self.driver.status is Status.IDLE:
-            with translated("beginning a transaction"):
+            try:
                 marked = await self.driver.begin(self.name)
+            except DriverError as error:
+                raise failure(error, "beginning a transaction") from None
             if marked is None:
                 await self._join("BEGIN; ")
             self._marked = bool(marked)
@@ -89,9 +92,10 @@ class CallerBlock(StatementWatch):
 
         Raises TransactionEnded, or TransactionAborted where a statement has failed.
         """
-        require_healthy(self.driver)
-        known = not self.begun or self.driver.holds_begun
-        if self.driver.status is Status.IDLE or not known:
+        status = self.driver.status
+        if status is Status.FAILED:
+            raise TransactionAborted(FAILED_EARLIER, hint=ROLL_BACK)
+        if status is Status.IDLE or (self.begun and not self.driver.holds_begun):
             raise self.ended()
 
     def require_same(self, deferrable: str) -> None:
@@ -182,7 +186,7 @@ class CallerBlock(StatementWatch):
 
     async def give_back(self) -> None:
         """Roll back if an interrupt has kept the block from ending."""
-        if watch_of(self.driver.connection) is self:
+        if self.registered:
             await self.roll_back()
 
     async def close(self) -> None:

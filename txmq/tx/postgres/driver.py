@@ -18,7 +18,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from enum import IntEnum
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Final, Protocol, TypeAlias
 
 Values: TypeAlias = Sequence[Any] | Mapping[str, Any]
 Rows: TypeAlias = list[tuple[Any, ...]]
@@ -32,6 +32,9 @@ class Status(IntEnum):
     OPEN = 2
     FAILED = 3  # asyncpg does not tell this from OPEN
     UNKNOWN = 4  # the connection is lost
+
+
+STATUSES: Final = tuple(Status)  # by libpq's numbers; an enumeration's own look-up is slow
 
 
 def array(values: Iterable[object]) -> str:

@@ -19,8 +19,9 @@ from hashlib import blake2b
 from operator import itemgetter
 from typing import Final, NamedTuple
 
+from txmq.tx.postgres.caller import failure
 from txmq.tx.postgres.driver import Driver, array
-from txmq.tx.postgres.errors import translated
+from txmq.tx.postgres.errors import DriverError, translated
 
 # The claim itself is in schema.sql.
 HERE: Final = (
@@ -112,8 +113,10 @@ async def claim(driver: Driver, wanted: Wanted, *, first: str = "") -> Claims:
             f"SELECT {number}, public.txmq_claim(%s::text, %s::uuid, {place}, %s::text::int8[])"
         )
         names += group, log_id, array(sorted(wanted[position]))
-    with translated("claiming messages in the inbox"):
+    try:
         found = await driver.execute(first + " UNION ALL ".join(calls), names)
+    except DriverError as error:
+        raise failure(error, "claiming messages in the inbox") from None
     return frozenset((positions[number], offset) for number, offset in found)
 
 

@@ -76,10 +76,12 @@ class StatementWatch:
         self.driver, self.name, self._sends = driver, name, sends
         self._savepoints: list[_Savepoint] = []
         self._ending = False
+        self.registered = False
 
     def register(self) -> None:
         """Let `watch_of` find this."""
         _open[self.driver.connection] = ref(self)
+        self.registered = True
 
     def start(self) -> None:
         """Watch the statements from now on."""
@@ -94,8 +96,9 @@ class StatementWatch:
     def release(self) -> None:
         """Let the connection alone."""
         self.end()
-        if watch_of(self.driver.connection) is self:
+        if self.registered:
             del _open[self.driver.connection]
+            self.registered = False
         self._sends = NO_SENDS  # they refer to the transaction, which refers to this
 
     def busy(self) -> LocalProtocolError:

@@ -82,8 +82,8 @@ async def insert_token(
     values = [text for log_id in ordered for text in (name, str(log_id))]
     try:
         rows = await driver.execute(statement if block is None else block.proof + statement, values)
-        found = {log_id: row.split() for log_id, (row,) in zip(ordered, rows, strict=True)}
-        setting, mark, _epoch, _stamp, system_id, timeline, position = found[ordered[0]]
+        found = [row.split() for (row,) in rows]  # in the order of the logs
+        setting, mark, _epoch, _stamp, system_id, timeline, position = found[0]
         if block is not None:
             block.require_same(mark)
         if setting == "remote_write":
@@ -100,8 +100,8 @@ async def insert_token(
     return InsertedToken(
         setting,
         NamedServer(int(system_id), int(timeline, 16), parse_lsn(position)),
-        {log_id: _number(epoch) for log_id, (_, _, epoch, *_) in found.items()},
-        {log_id: _number(stamp) for log_id, (_, _, _, stamp, *_) in found.items()},
+        {log_id: _number(one[2]) for log_id, one in zip(ordered, found, strict=True)},
+        {log_id: _number(one[3]) for log_id, one in zip(ordered, found, strict=True)},
     )
 
 

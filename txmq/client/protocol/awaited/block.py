@@ -48,11 +48,8 @@ class BlockSteps(TransactionState[B, K]):
         committed: bool | None = None  # None = unknown
         try:
             if error is None and not self._rollback_only:
-                try:
-                    await self._route_all()
-                except BaseException:
-                    await self._abort()
-                    raise
+                if self._unrouted is not None:
+                    await self._route_or_abort()
                 await self._commit()
                 committed = self._committed = True
             else:
@@ -78,6 +75,13 @@ class BlockSteps(TransactionState[B, K]):
         """
         del error
         return nullcontext()
+
+    async def _route_or_abort(self) -> None:
+        try:
+            await self._route_all()
+        except BaseException:
+            await self._abort()
+            raise
 
     async def _route_all(self) -> None:
         """Give the messages to the brokers of a cluster, before anything is stored."""

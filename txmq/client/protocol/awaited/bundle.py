@@ -65,7 +65,8 @@ class StoringBundle(Bundle[K], ABC):
 
     async def log_id(self) -> UUID:
         """Return the id of the broker's log. Raises as a call, unless it is known."""
-        return await self.broker.log_id(self.patience)
+        known = self.core.known_log_id
+        return await self.broker.log_id(self.patience) if known is None else known
 
     async def call(
         self, name: str, args: dict[str, Any], *, within: float | None = None

@@ -57,6 +57,8 @@ class InboxMember(Protocol):
     def membership(self) -> Membership | None: ...
     @property
     def stats(self) -> ConsumerStats: ...
+    @property
+    def rejoined(self) -> int: ...
     def rejoin(self) -> None: ...
 
 
@@ -141,7 +143,7 @@ class InboxOpenings:
         """Return what is open: nothing after each join. The broker may be in another
         run, or have made the group again.
         """
-        rejoined = self._member.stats.rejoined
+        rejoined = self._member.rejoined
         if rejoined != self._rejoined:
             self._open, self._restored = set(), {}
             self._rejoined = rejoined

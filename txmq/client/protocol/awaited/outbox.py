@@ -21,8 +21,7 @@ in between then. Another stamp is a conflict, and the next transaction looks fir
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from collections.abc import Awaitable, Mapping, Sequence
 from typing import Any, TypeVar
 from uuid import UUID
 
@@ -39,7 +38,7 @@ from txmq.errors import (
 )
 from txmq.tx.outbox_entry import pack_entries
 from txmq.tx.postgres.driver import Driver
-from txmq.tx.postgres.identity import server_of
+from txmq.tx.postgres.identity import ServerIdentity
 from txmq.tx.postgres.outbox import (
     NewOutboxRow,
     OutboxStatus,
@@ -51,7 +50,6 @@ from txmq.tx.postgres.outbox import (
 
 UNAVAILABLE = (BrokerUnavailable, ConnectionLost, RequestTimeout, ReadOnly)
 NO_QUEUE = OutboxStatus(fetched=False, waiting=False)
-NO_FALLBACK = nullcontext()
 AnyBundle = StoringBundle[Any]
 B = TypeVar("B", bound=AnyBundle)
 log = get_logger()
@@ -73,7 +71,7 @@ class OutboxFallback:
         # Of brokers at whose queues this transaction has not looked.
         self._expected_stamps: dict[UUID, int] = {}
 
-    async def check_queues(self, bundles: Sequence[AnyBundle]) -> None:
+    async def check_queues(self, bundles: Sequence[AnyBundle], server: ServerIdentity) -> None:
         """Queue the bundles behind earlier transactions that wait for their broker.
 
         Raises BrokerUnavailable if that is unknown or impossible, DatabaseConflict if a
@@ -88,7 +86,6 @@ class OutboxFallback:
                         bundle, BrokerUnavailable("Earlier transactions wait for the broker")
                     )
             return
-        server = (await server_of(self._driver)).identity
         self._database = server.system_id, server.database_oid
         for bundle in bundles:
             log_id = await bundle.log_id()
@@ -145,15 +142,13 @@ class OutboxFallback:
             else bundles
         )
 
-    def covering(self, bundle: AnyBundle) -> AbstractAsyncContextManager[None]:
-        """Wrap calls of the broker: if it is away, the bundle goes to the outbox."""
-        return self._fall_back(bundle) if self._enabled else NO_FALLBACK
-
-    @asynccontextmanager
-    async def _fall_back(self, bundle: AnyBundle) -> AsyncIterator[None]:
+    async def cover(self, bundle: AnyBundle, call: Awaitable[object]) -> None:
+        """Await a call of the broker: if it is away, the bundle goes to the outbox."""
         try:
-            yield
+            await call
         except UNAVAILABLE as error:
+            if not self._enabled:
+                raise
             bundle.abandon()
             await self._move_to_outbox(bundle, error)
 

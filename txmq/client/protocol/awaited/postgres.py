@@ -100,8 +100,8 @@ class PostgresSteps(CallerSteps[B, K]):
         """
         try:
             require_healthy(self._driver)
-            await self._fallback.check_queues(bundles)
             server = await self._server()
+            await self._fallback.check_queues(bundles, server.identity)
             await self._send_bundles(bundles, server)
             crashpoint("tx.after_group")
             self._inserted = await insert_token(
@@ -177,20 +177,18 @@ class PostgresSteps(CallerSteps[B, K]):
     async def _send_bundles(self, bundles: list[B], server: Server) -> None:
         deadline = self._core.seconds() + self._timeout
         for bundle in self._fallback.sent_directly(bundles):
-            async with self._fallback.covering(bundle):
-                decider = ByPostgres(*server.identity, xid=None, position=server.position)
-                await bundle.build(self._description(bundle, decider), deadline)
+            decider = ByPostgres(*server.identity, xid=None, position=server.position)
+            description = self._description(bundle, decider)
+            await self._fallback.cover(bundle, bundle.build(description, deadline))
         crashpoint("tx.before_group")
         for n, bundle in enumerate(self._fallback.sent_directly(bundles)):
             if n:
                 crashpoint("tx.between_groups")
-            async with self._fallback.covering(bundle):
-                await bundle.send()
+            await self._fallback.cover(bundle, bundle.send())
 
     async def _await_bundles(self, bundles: list[B]) -> None:
         for bundle in self._fallback.sent_directly(bundles):
-            async with self._fallback.covering(bundle):
-                await bundle.await_receipt()
+            await self._fallback.cover(bundle, bundle.await_receipt())
         await self._fallback.write_rows()
         if len(bundles) == 1:
             self.token = bundles[0].token  # a row of the outbox may have a new one

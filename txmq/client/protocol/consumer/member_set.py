@@ -121,6 +121,11 @@ class MemberState:
         """The error that ended the member."""
         return self.member.failure
 
+    @property
+    def rejoined(self) -> int:
+        """How often the member has joined its group again."""
+        return self.member.stats.rejoined
+
     def counters(self) -> ConsumerStats:
         """Return a copy of the counters, with the figures of the local store."""
         recovery = self.member.recovery

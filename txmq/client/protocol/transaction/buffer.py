@@ -136,7 +136,8 @@ class Buffer:
 
     def clear(self) -> None:
         """Drop everything, once it is built."""
-        self.truncate(BufferPosition(0, 0))
+        self.items.clear()
+        self.actions.clear()
 
     def add(
         self, topic: str, message: Message, born_at: int, requested_partition: int | None

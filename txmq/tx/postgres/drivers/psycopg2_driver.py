@@ -17,8 +17,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, suppress
 from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
@@ -26,7 +26,15 @@ import psycopg2
 from psycopg2 import extensions, sql
 
 from txmq.errors import DatabaseUnavailable, LocalProtocolError
-from txmq.tx.postgres.driver import Enlisted, Rows, Status, TransactionGone, Values, Watch
+from txmq.tx.postgres.driver import (
+    STATUSES,
+    Enlisted,
+    Rows,
+    Status,
+    TransactionGone,
+    Values,
+    Watch,
+)
 from txmq.tx.postgres.errors import DriverError, driver_error
 from txmq.tx.postgres.session import Connection, noted, plain_cursor
 from txmq.tx.postgres.statement_watch import watch_of
@@ -60,7 +68,7 @@ class Psycopg2Driver:
 
     @property
     def status(self) -> Status:
-        return Status(self.connection.get_transaction_status())
+        return STATUSES[self.connection.get_transaction_status()]
 
     @property
     def closed(self) -> bool:
@@ -102,10 +110,8 @@ class Psycopg2Driver:
     def require_joinable(self) -> None:
         """Refuse nothing: the block may end any transaction, whoever has begun it."""
 
-    @contextmanager
-    def noted(self) -> Iterator[list[str]]:
-        with noted(self.connection) as notices:
-            yield notices
+    def noted(self) -> AbstractContextManager[list[str]]:
+        return noted(self.connection)
 
     def watch(self, watch: Watch) -> None:
         connection = self.connection
@@ -318,7 +324,7 @@ class _Watched(extensions.cursor):
         if watch is None:
             super().execute(query, vars)
             return
-        found = watch.require_allowed(_text(query, self))
+        found = watch.require_allowed(query if type(query) is str else _text(query, self))
         super().execute(query, vars)
         if found is not None:
             watch.follow(found)

@@ -27,6 +27,7 @@ from psycopg import adapt, postgres, pq, rows, sql
 from txmq.errors import DatabaseUnavailable, LocalProtocolError
 from txmq.faces import run
 from txmq.tx.postgres.driver import (
+    STATUSES,
     AsyncEnlisted,
     Enlisted,
     Rows,
@@ -64,7 +65,8 @@ class PsycopgDriver:
 
     @property
     def status(self) -> Status:
-        return Status(self.connection.pgconn.transaction_status)
+        number: int = self.connection.pgconn.transaction_status
+        return STATUSES[number]
 
     @property
     def closed(self) -> bool:
