@@ -11,6 +11,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -162,9 +163,7 @@ def test_a_cluster_outlives_its_leaders(nodes: list[BrokerNode], report: Report)
             assert sum(node.times("cluster.leads") for node in nodes) > led
             if how is freeze:  # it wakes, and sees that another node leads
                 leader.process.send_signal(signal.SIGCONT)
-                wait_until(
-                    lambda one=leader: one.times("cluster.follows_again"), what="it follows again"
-                )
+                wait_until(partial(leader.times, "cluster.follows_again"), what="it follows again")
     finally:
         producer.end()
     with txmq.connect(url, timeout=PATIENCE_S) as client:
