@@ -141,7 +141,7 @@ def test_a_subscriber_that_is_added_later_is_heard_in_memory() -> None:
 
     async def story() -> None:
         async with TestTxmqBroker(broker) as tested:
-            subscriber = tested.subscriber("later", atomic=True)
+            subscriber = broker.subscriber("later", atomic=True)
 
             @subscriber
             async def handle(text: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from contextlib import suppress
 from queue import Empty
 from typing import TYPE_CHECKING, Any, Final
@@ -28,9 +29,9 @@ VISIBILITY_S: Final = 12 * 3600.0  # after which a task that is still held has f
 class Channel(virtual.Channel):  # type: ignore[misc]  # Kombu has no types
     """A channel: consumers of the queues that it consumes from.
 
-    A queue that ends with its connection and is bound to an exchange is a passing one:
-    it lives in the memory of the connection (`Transport.passing`). All others are
-    topics.
+    A queue of one program, exclusive or one that expires with its last consumer, is a
+    passing one once it is bound to an exchange: it lives in the memory of the
+    connection (`Transport.passing`). All others are topics.
     """
 
     supports_fanout = True
@@ -42,7 +43,8 @@ class Channel(virtual.Channel):  # type: ignore[misc]  # Kombu has no types
         self._queues: dict[str, Queue] = {}
         self._held: dict[str, tuple[Queue, DeliveredMessage]] = {}  # by delivery tag
         self._unheld = set[str]()  # queues whose messages need no ack
-        self._ending = dict[str, bool]()  # queues that end with the channel: is it lasting?
+        # Queues that end with the channel; whether others may share them.
+        self._ending = dict[str, bool]()
 
     # --- exchanges and queues
 
@@ -107,7 +109,8 @@ class Channel(virtual.Channel):  # type: ignore[misc]  # Kombu has no types
         """Declare a queue. Raises ChannelError where a passive one is not there."""
         exclusive, auto_delete = options.get("exclusive"), options.get("auto_delete")
         if queue and (exclusive or auto_delete) and not passive:
-            self._ending[queue] = not exclusive and bool(options.get("durable"))
+            expires = "x-expires" in (options.get("arguments") or ())
+            self._ending[queue] = not (exclusive or expires)
         return super().queue_declare(queue, passive=passive, **options)
 
     def _has_queue(self, queue: str, **_options: Any) -> bool:
@@ -294,10 +297,12 @@ class Channel(virtual.Channel):  # type: ignore[misc]  # Kombu has no types
         """
         passing = self._transport.passing.get(name)
         if passing is not None:
-            raw = passing.popleft() if passing else None
-            if raw is not None:
-                raw["properties"]["delivery_tag"] = self._next_delivery_tag()
-            return raw
+            while passing:
+                expires_at, raw = passing.popleft()
+                if time.time() < expires_at:
+                    raw["properties"]["delivery_tag"] = self._next_delivery_tag()
+                    return raw
+            return None
         queue = used or self._queue(name)
         while (message := queue.receive() if used else queue.get()) is not None:
             try:

@@ -7,6 +7,7 @@ import time
 from collections import deque
 from contextlib import suppress
 from functools import cached_property
+from math import inf
 from threading import Event
 from typing import Any, Final
 
@@ -25,7 +26,7 @@ from txmq.errors import (
 from txmq.kombu.address import PORT, Names, address_of
 from txmq.kombu.bindings import RENEWED_S, Bindings
 from txmq.kombu.channel import Channel
-from txmq.kombu.messages import read
+from txmq.kombu.messages import lifetime, read
 from txmq.kombu.publishing import ROUTING_KEY, Publishing
 from txmq.kombu.queues import PREFETCH
 
@@ -36,7 +37,8 @@ KINDS: Final = {name: kind(None) for name, kind in STANDARD_EXCHANGE_TYPES.items
 class Transport(virtual.Transport):  # type: ignore[misc]  # Kombu has no types
     """A connection of Kombu's: one client of a broker.
 
-    `passing`: the messages of queues that live here, by their names. `ttls`: how long
+    `passing`: the messages of queues that live here, by their names, each with the time
+    when it expires. `ttls`: how long
     messages of queues live that were declared here, in seconds.
 
     The threads of the consumers wake the connection when messages have come. Then
@@ -66,7 +68,7 @@ class Transport(virtual.Transport):  # type: ignore[misc]  # Kombu has no types
     def __init__(self, client: Any, **options: Any) -> None:
         super().__init__(client, **options)
         self.names = Names(client.virtual_host)
-        self.passing: dict[str, deque[dict[str, Any]]] = {}
+        self.passing: dict[str, deque[tuple[float, dict[str, Any]]]] = {}
         self.ttls: dict[str, float] = {}
         self._listening: dict[str, txmq.Consumer] = {}  # by exchange
         self._woken = Event()
@@ -166,7 +168,9 @@ class Transport(virtual.Transport):  # type: ignore[misc]  # Kombu has no types
                 consumer.ack(said)
                 with suppress(ValueError):  # no message of Kombu's
                     for queue in self._listeners(exchange, said.headers.get(ROUTING_KEY, "")):
-                        self.passing[queue].append(read(said.body))
+                        message = read(said.body)
+                        expires_at = said.stored_at / 1e6 + (lifetime(message) or inf)
+                        self.passing[queue].append((expires_at, message))
         if time.monotonic() >= self._look_at:  # so that no record grows too old
             self._look_at = time.monotonic() + RENEWED_S / 24
             self.bindings.refresh()
