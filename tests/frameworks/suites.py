@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Final, NamedTuple
 from xml.etree import ElementTree as ET
 
+from txmq.testing.wait import PATIENCE_S
+
 ROOT: Final = Path(__file__).parents[2]
 KEPT: Final = ROOT / ".cache" / "suites"  # sources, from one run to the next
 ORDER: Final = "a queue is in order by partition only"
@@ -28,6 +30,12 @@ MAY_FAIL: Final = {
         "it ends after 20 s, and results in a database are polled"
     ),
 }
+PATIENT: Final = f"""import pytest
+
+@pytest.fixture(scope="session")
+def celery_worker_parameters():
+    return {{"ping_task_timeout": {PATIENCE_S}, "shutdown_timeout": {PATIENCE_S}}}
+"""
 RERUNS: Final = 5  # as their own marks `flaky` say: they wait for a second, or for two
 
 
@@ -84,6 +92,7 @@ def run(suite: Suite, url: str, folder: Path) -> Outcomes:
     shutil.copytree(source_of(suite.package), source)
     here = Path(__file__).parent
     shutil.copy(here / "kombu_cases.py", source / "t" / "integration" / "test_txmq.py")
+    (source / "conftest.py").write_text(PATIENT)
     (folder / "sitecustomize.py").write_text("import txmq.kombu\n")  # for their programs, too
     environment = os.environ | {
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",

@@ -27,6 +27,7 @@ from txmq.testing.broker_thread import BrokerThread
 from txmq.testing.wait import PATIENCE_S, wait_until
 
 QUEUE = Names().queue
+STRANGE = b'{"body": "x", "headers": {}, "properties": {"delivery_info": {}, "expiration": []}}'
 WORKER = (sys.executable, "-m", "celery", "-A", "tests.frameworks.celery_app", "worker")
 
 
@@ -195,7 +196,7 @@ def test_sends_without_confirmation_tell_of_their_errors_later(tmp_path: Path) -
             broker.stop()
             queue.put("lost")
             queue.put("lost, too")
-            other.transport.txmq_client.close(timeout=0)
+            other.transport.link.client.close(timeout=0)
             with pytest.raises(OperationalError, match="2 messages that were sent before"):
                 queue.put("not sent")
 
@@ -230,7 +231,8 @@ def test_a_fanout_reaches_everybody_who_listens(broker: BrokerThread) -> None:
             )
             consumer.consume()
         with txmq.connect(broker.url) as client:  # of others, which stops nobody
-            client.send(Names().exchange("news"), b"{")
+            for body in (b"{", STRANGE):
+                client.send(Names().exchange("news"), body)
         one.Producer().publish("hello", exchange=news, declare=[news])
         for connection in (one, two):
             connection.drain_events(timeout=PATIENCE_S)

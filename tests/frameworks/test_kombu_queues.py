@@ -253,11 +253,15 @@ def test_old_records_of_bindings_are_written_anew(client: txmq.Client) -> None:
     binding = Binding("news", "direct", "de", None, "germany")
     one.add(binding)
     two.add(binding)  # it is known
-    client.send(topic, b"nobody's")
-    assert len(list(client.find(topic))) == 2
+    strange = (b"nobody's", b"[" * 100_000, b"[]", b'{"binding": [], "bound": true}')
+    record = b'{"binding": ["news", "%s", "k", "%s", "q"], "bound": true}'
+    for body in (*strange, record % (b"no type", b"x"), record % (b"topic", b"(")):
+        client.send(topic, body)
+    stored = len(list(client.find(topic)))
+    assert stored == 7
     two._stored_at[binding] = 0.0
     two.refresh()
-    assert len(list(client.find(topic))) == 3
+    assert len(list(client.find(topic))) == stored + 1
     two.remove(queue="germany")
     one.refresh()
     assert one.table("news") == []

@@ -8,11 +8,13 @@ as well. Retention removes records, so that whoever reads old ones writes them a
 
 from __future__ import annotations
 
+import re
 import time
 from collections import defaultdict
 from contextlib import suppress
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
+from kombu.transport.virtual.exchange import STANDARD_EXCHANGE_TYPES
 from kombu.utils.json import dumps, loads
 
 import txmq
@@ -118,13 +120,13 @@ class Bindings:
             self._next = first
             return True
         for message in found.messages:
-            with suppress(ValueError, TypeError):  # others may write there, too
-                record = loads(message.body)
-                self._apply(Binding(*record["binding"]), message.stored_at / 1e6, record["bound"])
+            with suppress(ValueError, RecursionError, re.error):  # somebody else's
+                binding, bound = _read(message.body)
+                self._apply(binding, message.stored_at / 1e6, bound=bound)
         self._next = max(self._next, found.next_offset)
         return bool(found.messages)
 
-    def _apply(self, binding: Binding, stored_at: float, bound: Any) -> None:
+    def _apply(self, binding: Binding, stored_at: float, *, bound: bool) -> None:
         known = self._stored_at.pop(binding, None)
         if bound:
             self._stored_at[binding] = stored_at
@@ -141,4 +143,16 @@ class Bindings:
                     "topic.create", name=self._topic, partitions=1, retention_ms=KEPT_S * 1_000
                 )
         self._client.send(self._topic, body)
-        self._apply(binding, time.time(), bound)
+        self._apply(binding, time.time(), bound=bound)
+
+
+def _read(body: bytes) -> tuple[Binding, bool]:
+    """Return what a record says. Raises ValueError, RecursionError and re.error."""
+    match loads(body):
+        case {
+            "binding": [str(exchange), str(kind), str(key), str() | None as pattern, queue],
+            "bound": bool(bound),
+        } if kind in STANDARD_EXCHANGE_TYPES and isinstance(queue, str | None):
+            re.compile(pattern or "")
+            return Binding(exchange, kind, key, pattern, queue), bound
+    raise ValueError("it is no record of a binding")

@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Any, Final
 from kombu.exceptions import ChannelError
 from kombu.transport import virtual
 from kombu.transport.base import to_rabbitmq_queue_arguments
+from kombu.transport.virtual.base import BrokerState
 
 from txmq.errors import TxmqError
 from txmq.kombu.bindings import LISTENERS, Binding
+from txmq.kombu.link import Link
 from txmq.kombu.messages import read
 from txmq.kombu.queues import Queue
 
@@ -20,7 +22,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from txmq.client.protocol.consumer.fetched import DeliveredMessage
-    from txmq.kombu.transport import Transport
 
 NOT_KOMBU: Final = "it is not readable"
 VISIBILITY_S: Final = 12 * 3600.0  # after which a task that is still held has failed
@@ -31,15 +32,16 @@ class Channel(virtual.Channel):  # type: ignore[misc]  # Kombu has no types
 
     A queue of one program, exclusive or one that expires with its last consumer, is a
     passing one once it is bound to an exchange: it lives in the memory of the
-    connection (`Transport.passing`). All others are topics.
+    connection (`Link.passing`). All others are topics.
     """
 
     supports_fanout = True
     do_restore = True
 
-    def __init__(self, connection: Transport, **options: Any) -> None:
+    def __init__(self, connection: Any, **options: Any) -> None:
         super().__init__(connection, **options)
-        self._transport = connection  # `connection` is None once the channel is closed
+        self._link: Link = connection.link
+        self._declared: BrokerState = connection.state  # which a closed channel has not
         self._queues: dict[str, Queue] = {}
         self._held: dict[str, tuple[Queue, DeliveredMessage]] = {}  # by delivery tag
         self._unheld = set[str]()  # queues whose messages need no ack
@@ -58,7 +60,7 @@ class Channel(virtual.Channel):  # type: ignore[misc]  # Kombu has no types
         """Declare an exchange. Raises ChannelError where a passive one is not there, or
         it is of another type.
         """
-        known = exchange and self._transport.bindings.type_of(exchange)
+        known = exchange and self._link.bindings.type_of(exchange)
         if passive and known and exchange not in self.state.exchanges:
             type, passive = known, False  # by another program
         if known and not passive and type != known:
@@ -70,25 +72,25 @@ class Channel(virtual.Channel):  # type: ignore[misc]  # Kombu has no types
             )
         super().exchange_declare(exchange, type, passive=passive, **options)
         if exchange and not known:
-            self._transport.bindings.add(Binding(exchange, type or "direct"))
+            self._link.bindings.add(Binding(exchange, type or "direct"))
 
     def exchange_delete(self, exchange: str, *_arguments: Any, **_options: Any) -> None:
         """Delete an exchange with its bindings."""
         self.state.exchanges.pop(exchange, None)
-        self._transport.bindings.remove(exchange=exchange)
+        self._link.bindings.remove(exchange=exchange)
 
     def typeof(self, exchange: str, default: str = "direct") -> Any:
         """Return the type of an exchange, whoever has declared it."""
         if exchange in self.state.exchanges:
             return super().typeof(exchange, default)
-        return self.exchange_types[self._transport.bindings.type_of(exchange) or default]
+        return self.exchange_types[self._link.bindings.type_of(exchange) or default]
 
     def get_table(self, exchange: str) -> list[tuple[str, str | None, str]]:
         """Return the bindings of lasting queues to an exchange: as of now, or of a
         second ago where sends are not confirmed.
         """
-        bindings = self._transport.bindings
-        (bindings.refresh if self._transport.publishing.confirmed else bindings.look)()
+        bindings = self._link.bindings
+        (bindings.refresh if self._link.publishing.confirmed else bindings.look)()
         return bindings.table(exchange)
 
     def prepare_queue_arguments(
@@ -114,12 +116,12 @@ class Channel(virtual.Channel):  # type: ignore[misc]  # Kombu has no types
         return super().queue_declare(queue, passive=passive, **options)
 
     def _has_queue(self, queue: str, **_options: Any) -> bool:
-        return queue in self._transport.passing or self._queue(queue).exists()
+        return queue in self._link.passing or self._queue(queue).exists()
 
     def _new_queue(self, queue: str, arguments: Any = None, **_options: Any) -> None:
         ttl = (arguments or {}).get("x-message-ttl")
         if ttl is not None:
-            self._transport.ttls[queue] = ttl / 1_000
+            self._link.ttls[queue] = ttl / 1_000
         if queue not in self._ending:  # others are made when they are sent to
             self._queue(queue).declare()
 
@@ -127,10 +129,10 @@ class Channel(virtual.Channel):  # type: ignore[misc]  # Kombu has no types
         """Have the messages of an exchange come to a queue."""
         kind = self.typeof(exchange).type
         if queue in self._ending and (kind == "fanout" or not self._ending[queue]):
-            self._transport.listen(exchange, queue)
-            self._transport.bindings.add(Binding(exchange, kind, queue=LISTENERS))
+            self._link.listen(exchange, queue)
+            self._link.bindings.add(Binding(exchange, kind, queue=LISTENERS))
         else:
-            self._transport.bindings.add(Binding(exchange, kind, routing_key, pattern, queue))
+            self._link.bindings.add(Binding(exchange, kind, routing_key, pattern, queue))
 
     def queue_unbind(
         self,
@@ -146,7 +148,7 @@ class Channel(virtual.Channel):  # type: ignore[misc]  # Kombu has no types
         meta = kind.prepare_bind(queue, exchange, routing_key, arguments)
         table = self.state.exchanges.get(exchange, {}).get("table", [])
         table[:] = [one for one in table if one != meta]
-        self._transport.bindings.unbind(Binding(exchange, kind.type, *meta))
+        self._link.bindings.unbind(Binding(exchange, kind.type, *meta))
 
     def queue_delete(
         self,
@@ -161,23 +163,22 @@ class Channel(virtual.Channel):  # type: ignore[misc]  # Kombu has no types
         self._delete(queue)
 
     def _delete(self, queue: str, *_meta: Any, **_options: Any) -> None:
-        state = self._transport.state  # the channel has none when it is closed
-        state.queue_bindings_delete(queue)
-        for exchange in state.exchanges.values():
+        self._declared.queue_bindings_delete(queue)
+        for exchange in self._declared.exchanges.values():
             exchange["table"] = [one for one in exchange.get("table", ()) if one[2] != queue]
         self._ending.pop(queue, None)
-        if self._transport.passing.pop(queue, None) is None:
-            self._transport.bindings.remove(queue=queue)
+        if self._link.passing.pop(queue, None) is None:
+            self._link.bindings.remove(queue=queue)
             self._queue(queue).delete()
         self._queues.pop(queue, None)
 
     def _size(self, queue: str) -> int:
-        if queue in self._transport.passing:
-            return len(self._transport.passing[queue])
+        if queue in self._link.passing:
+            return len(self._link.passing[queue])
         return self._queue(queue).ready()
 
     def _purge(self, queue: str) -> int:
-        passing = self._transport.passing.get(queue)
+        passing = self._link.passing.get(queue)
         if passing is None:
             return self._queue(queue).purge()
         waiting = len(passing)
@@ -186,14 +187,9 @@ class Channel(virtual.Channel):  # type: ignore[misc]  # Kombu has no types
 
     def _queue(self, name: str) -> Queue:
         if name not in self._queues:
-            transport = self._transport
-            options = transport.client.transport_options
-            self._queues[name] = Queue(
-                transport.txmq_client,
-                transport.names.queue(name),
-                options.get("visibility_timeout", VISIBILITY_S),
-                transport.wake,
-            )
+            link = self._link
+            held = link.option("visibility_timeout", VISIBILITY_S)
+            self._queues[name] = Queue(link.client, link.names.queue(name), held, link.wake)
         return self._queues[name]
 
     # --- sends
@@ -212,19 +208,19 @@ class Channel(virtual.Channel):  # type: ignore[misc]  # Kombu has no types
             return
         table = self.get_table(exchange)
         queues = self.typeof(exchange).lookup(table, exchange, routing_key, None)
-        listened = self._transport.bindings.is_listened(exchange)
+        listened = self._link.bindings.is_listened(exchange)
         if not queues and not listened and self.deadletter_queue:
             queues = [self.deadletter_queue]
         for queue in sorted(queues):
             self._put(queue, message)
         if listened:
-            self._transport.publishing.say(
-                self._transport.names.exchange(exchange), routing_key or "", message
+            self._link.publishing.say(
+                self._link.names.exchange(exchange), routing_key or "", message
             )
 
     def _put(self, queue: str, message: dict[str, Any], **_options: Any) -> None:
-        transport = self._transport
-        transport.publishing.put(transport.names.queue(queue), message, transport.ttls.get(queue))
+        link = self._link
+        link.publishing.put(link.names.queue(queue), message, link.ttls.get(queue))
 
     # --- deliveries
 
@@ -236,7 +232,7 @@ class Channel(virtual.Channel):  # type: ignore[misc]  # Kombu has no types
     ) -> None:
         """Let so many messages be in hand at a time; 0 = any number."""
         super().basic_qos(prefetch_size, prefetch_count, apply_global)
-        self._transport.wake()
+        self._link.wake()
 
     def basic_consume(
         self,
@@ -249,7 +245,7 @@ class Channel(virtual.Channel):  # type: ignore[misc]  # Kombu has no types
         """Have the messages of a queue delivered; with `no_ack` they need no ack."""
         (self._unheld.add if no_ack else self._unheld.discard)(queue)
         super().basic_consume(queue, no_ack, callback, consumer_tag, **options)
-        if queue not in self._transport.passing:
+        if queue not in self._link.passing:
             self._queue(queue).consume(self.qos.prefetch_count)
 
     def basic_cancel(self, consumer_tag: str) -> None:
@@ -272,7 +268,7 @@ class Channel(virtual.Channel):  # type: ignore[misc]  # Kombu has no types
     def drain_events(self, timeout: float | None = None, callback: Any = None) -> None:
         """Deliver a message. Raises Empty."""
         del timeout  # the connection waits, for all of its channels
-        if not self.deliver_one(callback or self._transport._deliver):  # noqa: SLF001  # Kombu's own way
+        if not self.deliver_one(callback or self.connection._deliver):  # noqa: SLF001  # Kombu's own way
             raise Empty
 
     def deliver_one(self, deliver: Callable[[Any, str], object]) -> bool:
@@ -281,7 +277,7 @@ class Channel(virtual.Channel):  # type: ignore[misc]  # Kombu has no types
             return False
         for queue in list(self._active_queues):
             used = self._queues.get(queue)
-            if used is None and queue not in self._transport.passing:
+            if used is None and queue not in self._link.passing:
                 continue  # it was deleted
             raw = self._taken_from(queue, used, no_ack=queue in self._unheld)
             if raw is not None:
@@ -295,7 +291,7 @@ class Channel(virtual.Channel):  # type: ignore[misc]  # Kombu has no types
         """Return a message of a queue: of one that is `used`, what has come; else what
         waits.
         """
-        passing = self._transport.passing.get(name)
+        passing = self._link.passing.get(name)
         if passing is not None:
             while passing:
                 expires_at, raw = passing.popleft()
@@ -335,7 +331,7 @@ class Channel(virtual.Channel):  # type: ignore[misc]  # Kombu has no types
             queue, message = held
             queue.ack(message)
         super().basic_ack(delivery_tag, multiple)
-        self._transport.wake()  # its place is free
+        self._link.wake()  # its place is free
 
     def basic_reject(self, delivery_tag: str, requeue: bool = False) -> None:
         """Give a message back, or (without `requeue`) make it a dead letter."""
@@ -347,7 +343,7 @@ class Channel(virtual.Channel):  # type: ignore[misc]  # Kombu has no types
             else:
                 queue.dead_letter(message, "rejected by the worker")
         super().basic_ack(delivery_tag)
-        self._transport.wake()
+        self._link.wake()
 
     def _taken(self, delivery_tag: str) -> tuple[Queue, DeliveredMessage] | None:
         """Return a message that is to be settled; None where others have it by now."""
@@ -370,7 +366,7 @@ class Channel(virtual.Channel):  # type: ignore[misc]  # Kombu has no types
             for name in list(self._ending):
                 used = self._queues.get(name)
                 unused = used is not None and used.has_consumed and not used.has_others()
-                if unused or name in self._transport.passing:
+                if unused or name in self._link.passing:
                     self._delete(name)
         for queue in self._queues.values():
             queue.close()
