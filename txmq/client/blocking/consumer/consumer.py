@@ -123,6 +123,12 @@ class BlockingConsumer(ConsumerCalls[ThreadedMember]):
         with self._members.changed:
             self._members.changed.told = told
 
+    @property
+    def settled(self) -> bool:
+        """True if the broker has confirmed all acks, nacks and returned messages."""
+        with self._members.changed:
+            return all(member.member.settlement.idle for member in self._members.members)
+
     def ack(self, message: ReceivedMessage, *, wait: bool = False) -> None:
         """Ack a processed message. Returns at once: acks are sent together, within
         10 ms.

@@ -31,11 +31,6 @@ class ConsumerCalls(Generic[M]):
         return self._members.closed
 
     @property
-    def settled(self) -> bool:
-        """True if the broker has confirmed all acks, nacks and returned messages."""
-        return all(member.member.settlement.idle for member in self._members.members)
-
-    @property
     def stats(self) -> ConsumerStats:
         """Counters since the consumer was made."""
         return self._members.stats
