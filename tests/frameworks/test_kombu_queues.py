@@ -67,7 +67,7 @@ def test_what_needs_no_ack_does_not_come_again(connection: Connection, client: t
 
 
 def test_a_get_finds_all_that_waits_and_takes_no_more(
-    connection: Connection, other: Connection
+    connection: Connection, other: Connection, client: txmq.Client
 ) -> None:
     name = fresh("work")
     for number in range(20):
@@ -88,6 +88,7 @@ def test_a_get_finds_all_that_waits_and_takes_no_more(
         for queue in (one, two):
             with pytest.raises(queue.Empty):
                 queue.get_nowait()
+        assert client.call("group.show", group=NAMES.queue(name))["members"] == 0
     assert sorted(got) == list(range(20))
 
 
@@ -100,6 +101,19 @@ def test_a_queue_counts_what_is_ready(connection: Connection) -> None:
         assert queue.queue.queue_declare(passive=True).message_count == 2
         held.requeue()
         wait_until(lambda: queue.qsize() == 3, what="it is ready again")
+
+
+def test_what_is_said_of_messages_of_a_deleted_queue_changes_nothing(
+    connection: Connection,
+) -> None:
+    with connection.SimpleQueue(fresh("work")) as queue:
+        queue.put("x")
+        queue.put("y")
+        messages = [queue.get(timeout=PATIENCE_S) for _ in range(2)]
+        queue.queue.delete()
+        messages[0].ack()
+        messages[1].requeue()
+        assert queue.qsize() == 0
 
 
 def test_bindings_of_other_programs_count(connection: Connection, other: Connection) -> None:

@@ -347,8 +347,10 @@ class Channel(virtual.Channel):  # type: ignore[misc]  # Kombu has no types
 
     def _taken(self, delivery_tag: str) -> tuple[Queue, DeliveredMessage] | None:
         """Return a message that is to be settled; None where others have it by now."""
-        held = self._held.pop(delivery_tag, None)
-        return held if held is not None and held[1].in_hand else None
+        queue, message = self._held.pop(delivery_tag, (None, None))
+        if queue is None or message is None or not (message.in_hand and queue.is_joined):
+            return None
+        return queue, message
 
     def _restore(self, message: Any) -> None:
         """Give back what is not acked when the channel closes."""
@@ -365,7 +367,7 @@ class Channel(virtual.Channel):  # type: ignore[misc]  # Kombu has no types
         with suppress(TxmqError):
             for name in list(self._ending):
                 used = self._queues.get(name)
-                unused = used is not None and used.has_consumed and not used.has_others()
+                unused = used is not None and used.was_consumed and not used.has_others()
                 if unused or name in self._link.passing:
                     self._delete(name)
         for queue in self._queues.values():

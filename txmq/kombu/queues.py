@@ -21,8 +21,9 @@ LOOK_S, SETTLED_S = 0.1, 0.002  # between two looks
 class Queue:
     """A queue, with a consumer as soon as one is needed.
 
-    While nobody consumes, the consumer is paused: then it holds no messages that others
-    could have.
+    While nobody consumes, the consumer holds no messages that others could have: it is
+    paused, and leaves the group as soon as nothing is in hand and nothing was found,
+    because a member keeps its partitions.
     """
 
     def __init__(
@@ -30,7 +31,7 @@ class Queue:
     ) -> None:
         self._client, self._topic, self._held_s, self._wake = client, topic, held_s, wake
         self._consumer: txmq.Consumer | None = None
-        self._consuming = False
+        self._consuming = self.was_consumed = False
         self._in_hand: dict[tuple[int, int], DeliveredMessage] = {}  # by partition and offset
 
     def consume(self, prefetch: int) -> None:
@@ -39,13 +40,21 @@ class Queue:
             self._consumer = self._join(min(prefetch or PREFETCH, PREFETCH))
         elif not self._consuming:
             self._consumer.resume()
-        self._consuming = True
+        self._consuming = self.was_consumed = True
 
     def cancel(self) -> None:
         """Have no more messages come."""
         self._consuming = False
-        if self._consumer is not None:
+        self._rest()
+
+    def _rest(self) -> None:
+        """Leave the others what they may have."""
+        if self._consumer is None or self._consuming:
+            return
+        if any(message.in_hand for message in self._in_hand.values()):
             self._consumer.pause()
+        else:
+            self.close()
 
     def _join(self, prefetch: int) -> txmq.Consumer:
         consumer = self._client.consumer(
@@ -64,14 +73,15 @@ class Queue:
     def get(self) -> DeliveredMessage | None:
         """Return a message if one waits where this consumer may take it."""
         if self._consumer is None:
+            if not self.ready():
+                return None
             self._consumer = self._join(1)
         elif not self._consuming:
             self._consumer.resume()
         try:
             return self._noted(self._find(self._consumer))
         finally:
-            if not self._consuming:
-                self._consumer.pause()
+            self._rest()
 
     def _find(self, consumer: txmq.Consumer) -> DeliveredMessage | None:
         until = time.monotonic() + FOUND_S
@@ -136,8 +146,8 @@ class Queue:
         return int(sum(shown["ends"]) - sum(shown["firsts"]))
 
     @property
-    def has_consumed(self) -> bool:
-        """True if messages have come from it, or may have."""
+    def is_joined(self) -> bool:
+        """True while it has a consumer."""
         return self._consumer is not None
 
     def has_others(self) -> bool:
@@ -170,6 +180,7 @@ class Queue:
             self._client.call("group.reset", group=self._topic, topic=self._topic, to="last")
             if self._consuming:
                 self._consumer.resume()
+            self._rest()
         return waiting
 
     def delete(self) -> None:
@@ -184,3 +195,4 @@ class Queue:
         if self._consumer is not None:
             self._consumer.close()
             self._consumer = None
+            self._in_hand.clear()
