@@ -113,7 +113,8 @@ def test_what_is_said_of_messages_of_a_deleted_queue_changes_nothing(
         queue.queue.delete()
         messages[0].ack()
         messages[1].requeue()
-        assert queue.qsize() == 0
+        with pytest.raises(ChannelError, match="NOT_FOUND"):
+            queue.qsize()
 
 
 def test_bindings_of_other_programs_count(connection: Connection, other: Connection) -> None:
