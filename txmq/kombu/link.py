@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import time
 from collections import deque
 from contextlib import suppress
@@ -39,8 +40,8 @@ class Link:
         self.ttls: dict[str, float] = {}
         self._listening: dict[str, txmq.Consumer] = {}  # by exchange
         self.woken = Event()
-        self._hub: Any = None
-        self._hub_called = False
+        self._waker: socket.socket | None = None  # of an event loop
+        self._is_loop_woken = False
         self._look_at = time.monotonic() + RENEWED_S / 24
 
     @cached_property
@@ -69,14 +70,25 @@ class Link:
     def wake(self) -> None:
         """Have messages looked for. Any thread may call this."""
         self.woken.set()
-        hub = self._hub
-        if hub is not None and not self._hub_called:
-            self._hub_called = True
-            hub.call_soon(_nothing)  # the loop goes round, and each round ticks
+        waker = self._waker
+        if waker is not None and not self._is_loop_woken:
+            self._is_loop_woken = True
+            with suppress(OSError):  # it was closed meanwhile
+                waker.send(b"!")
 
-    def wake_loop(self, hub: Any) -> None:
-        """Wake an event loop of Kombu's, too."""
-        self._hub = hub
+    def readable_when_woken(self) -> socket.socket:
+        """Return a socket that is readable whenever messages are to be looked for."""
+        readable, self._waker = socket.socketpair()
+        readable.setblocking(False)
+        self._is_loop_woken = False
+        self.wake()  # some may be there
+        return readable
+
+    def forget_loop(self) -> None:
+        """Wake no event loop any more."""
+        waker, self._waker = self._waker, None
+        if waker is not None:
+            waker.close()
 
     def listen(self, exchange: str, queue: str) -> None:
         """Have what is said to an exchange from now on come to a passing queue."""
@@ -92,7 +104,7 @@ class Link:
 
     def hear(self) -> None:
         """Take what was said to the passing queues."""
-        self._hub_called = False
+        self._is_loop_woken = False
         for exchange, consumer in self._listening.items():
             while (said := consumer.receive(0)) is not None:
                 consumer.ack(said)
@@ -121,7 +133,3 @@ class Link:
             self.client.close()
         if "publishing" in self.__dict__:
             self.publishing.check()
-
-
-def _nothing() -> None:
-    """Do nothing."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import time
+from contextlib import suppress
 from typing import Any
 
 from kombu.transport import virtual
@@ -19,8 +20,8 @@ from txmq.kombu.queues import PREFETCH
 class Transport(virtual.Transport):  # type: ignore[misc]  # Kombu has no types
     """A connection of Kombu's.
 
-    `drain_events` waits for a message and delivers it; in an event loop `_tick`
-    delivers all that have come.
+    `drain_events` waits for a message and delivers it; an event loop delivers all that
+    have come.
     """
 
     Channel = Channel
@@ -46,7 +47,8 @@ class Transport(virtual.Transport):  # type: ignore[misc]  # Kombu has no types
     def __init__(self, client: Any, **options: Any) -> None:
         super().__init__(client, **options)
         self.link = Link(client, self.state)
-        self._hub: Any = None
+        self._loop: Any = None
+        self._readable: socket.socket | None = None
 
     def driver_version(self) -> str:
         """Return txmq's version."""
@@ -79,25 +81,34 @@ class Transport(virtual.Transport):  # type: ignore[misc]  # Kombu has no types
         return channels
 
     def register_with_event_loop(self, connection: object, loop: Any) -> None:
-        """Deliver messages in an event loop of Kombu's."""
-        self._hub = loop
-        self.link.wake_loop(loop)
-        loop.on_tick.add(self._tick)
+        """Deliver messages in an event loop of Kombu's: while it handles events, so
+        that what a message begins, such as a write, is part of its next round.
+        """
+        self._forget_loop()
+        self._loop, self._readable = loop, self.link.readable_when_woken()
+        loop.add_reader(self._readable.fileno(), self._deliver_all)
 
-    def _tick(self) -> None:
+    def _deliver_all(self) -> None:
         """Deliver what has come. What comes meanwhile wakes the loop once more."""
+        if self._readable is not None:
+            with suppress(BlockingIOError):
+                self._readable.recv(4_096)
         self.link.hear()
         for channel in list(self.channels):
             for _ in range(PREFETCH * len(channel._active_queues)):  # noqa: SLF001  # Kombu's
                 if not channel.deliver_one(self._deliver):
                     break
 
+    def _forget_loop(self) -> None:
+        self.link.forget_loop()
+        if self._readable is not None:
+            self._loop.remove_reader(self._readable.fileno())
+            self._readable.close()
+        self._loop = self._readable = None
+
     def close_connection(self, connection: object) -> None:
         """Close all channels, and wait for what is on its way."""
-        hub, self._hub = self._hub, None
-        if hub is not None:
-            self.link.wake_loop(None)
-            hub.on_tick.discard(self._tick)
+        self._forget_loop()
         try:
             super().close_connection(connection)
         finally:
