@@ -73,14 +73,15 @@ class Link:
         waker = self._waker
         if waker is not None and not self._is_loop_woken:
             self._is_loop_woken = True
-            with suppress(OSError):  # it was closed meanwhile
+            with suppress(OSError):  # it is full of wake-ups, or closed
                 waker.send(b"!")
 
     def readable_when_woken(self) -> socket.socket:
         """Return a socket that is readable whenever messages are to be looked for."""
-        readable, self._waker = socket.socketpair()
+        readable, waker = socket.socketpair()
         readable.setblocking(False)
-        self._is_loop_woken = False
+        waker.setblocking(False)
+        self._waker, self._is_loop_woken = waker, False
         self.wake()  # some may be there
         return readable
 
