@@ -30,7 +30,14 @@ from txmq.errors.extras import require
 
 require("taskiq", "taskiq")
 
-from taskiq import AckableMessage, AsyncBroker, BrokerMessage, TaskiqMessage, TaskiqMiddleware
+from taskiq import (
+    AckableMessage,
+    AsyncBroker,
+    BrokerMessage,
+    SmartRetryMiddleware,
+    TaskiqMessage,
+    TaskiqMiddleware,
+)
 from taskiq.exceptions import NoResultError, TaskRejectedError
 from taskiq.result import TaskiqResult
 
@@ -62,6 +69,7 @@ class _Delivery:
     message: DeliveredMessage
     task_id: str
     started: bool = False
+    retries: int = 0
     error: BaseException | None = None
 
 
@@ -77,7 +85,8 @@ class TxmqBroker(AsyncBroker):
     letter, and not dropped.
 
     Labels: `topic` sends a task elsewhere, `key` keeps the order of its topic's
-    partition, `delay` is in seconds.
+    partition, `delay` is in seconds. With taskiq's SmartRetryMiddleware the `delay` of
+    the task itself is that of its retries.
     """
 
     client: Client | Cluster
@@ -145,8 +154,9 @@ class TxmqBroker(AsyncBroker):
         fields: Fields = {"headers": {HEADER_TASK: message.task_name, HEADER_ID: message.task_id}}
         if labels.get("key") is not None:
             fields["key"] = str(labels["key"])
-        if labels.get("delay") is not None:
-            fields["delay"] = float(labels["delay"])
+        delay = self._delay(message)
+        if delay is not None:
+            fields["delay"] = float(delay)
         transaction = _transaction.get()
         if transaction is not None:
             transaction.send(topic, message.message, **fields)
@@ -154,6 +164,18 @@ class TxmqBroker(AsyncBroker):
         if not self._connected:
             raise LocalProtocolError("the broker was not started", hint=NOT_STARTED)
         await self.client.send(topic, message.message, **fields)
+
+    def _delay(self, message: BrokerMessage) -> Any:  # noqa: ANN401  # a label
+        """Return the seconds to delay a task by, None = none."""
+        delay, running = message.labels.get("delay"), _delivery.get()
+        smart = any(isinstance(one, SmartRetryMiddleware) for one in self.middlewares)
+        if running is not None and running.task_id == message.task_id:
+            # It is sent once more: by a retry middleware, or at once by `requeue`.
+            return delay if smart and _retries(message.labels) > running.retries else None
+        task = self.find_task(message.task_name) if smart else None
+        # Labels are texts where they are sent.
+        is_of_retries = task is not None and str(delay) == str(task.labels.get("delay"))
+        return None if is_of_retries else delay
 
     async def listen(self) -> AsyncGenerator[bytes | AckableMessage, None]:
         """Yield tasks, each with its ack."""
@@ -176,15 +198,16 @@ class TxmqBroker(AsyncBroker):
                 found = self.formatter.loads(message.body).task_id
         return found or ""
 
-    def begin(self, task_id: str) -> None:
+    def begin(self, task: TaskiqMessage) -> None:
         """Note that the delivered task begins to run, in the current task of
         asyncio.
         """
+        task_id = task.task_id
         if not self._waiting[task_id]:
             return  # taskiq's receiver was given the message by somebody else
         delivery = self._waiting[task_id].popleft()
         self._forget_id(task_id)
-        delivery.started = True
+        delivery.started, delivery.retries = True, _retries(task.labels)
         _delivery.set(delivery)
         running = asyncio.current_task()
         if running is not None:
@@ -212,6 +235,11 @@ class TxmqBroker(AsyncBroker):
             consumer.ack(message)
 
 
+def _retries(labels: dict[str, Any]) -> int:
+    """Return how often a retry middleware has sent a task."""
+    return int(labels.get("_retries", 0))
+
+
 def _give_up(delivery: _Delivery, running: asyncio.Task[object]) -> None:
     """Nack a task that taskiq has left: a middleware has raised, or `ack_type` is not
     one of its own.
@@ -234,7 +262,7 @@ class _Outcomes(TaskiqMiddleware):
         self._owner = owner
 
     def pre_execute(self, message: TaskiqMessage) -> TaskiqMessage:
-        self._owner.begin(message.task_id)
+        self._owner.begin(message)
         return message
 
     def on_error(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from pathlib import Path
+from typing import Any
 
 from celery import Celery, signals
 
@@ -21,15 +22,25 @@ def add(a: int, b: int) -> int:
     return a + b
 
 
-@app.task  # type: ignore[untyped-decorator]  # Celery has no types
-def die_once(folder: str) -> None:
-    """Kill the worker the first time, and leave a file the second time."""
+@app.task(bind=True)  # type: ignore[untyped-decorator]  # as above
+def die_once(self: Any, folder: str) -> None:
+    """Kill the worker the first time, and leave a file the second time: whether the
+    task was redelivered.
+    """
     first = Path(folder) / "first"
     if not first.exists():
         first.touch()
         os.kill(os.getppid(), signal.SIGKILL)
         os.kill(os.getpid(), signal.SIGKILL)
-    (Path(folder) / "second").touch()
+    said = str(self.request.delivery_info["redelivered"])
+    (Path(folder) / "second").write_text(said)
+
+
+@app.task  # type: ignore[untyped-decorator]  # as above
+def hold(file: str) -> None:
+    """Leave a file, and never end."""
+    Path(file).touch()
+    signal.pause()
 
 
 @signals.setup_logging.connect(weak=False)  # type: ignore[untyped-decorator]  # as above

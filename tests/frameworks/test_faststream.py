@@ -136,6 +136,25 @@ def test_routers_filters_dependencies_headers_and_requests_in_memory() -> None:
     assert seen == ["letter a", "parcel b", "xx", "yy"]
 
 
+def test_a_subscriber_that_is_added_later_is_heard_in_memory() -> None:
+    broker, seen = TxmqBroker(group="g"), list[str]()
+
+    async def story() -> None:
+        async with TestTxmqBroker(broker) as tested:
+            subscriber = broker.subscriber("later", atomic=True)
+
+            @subscriber
+            async def handle(text: str) -> None:
+                seen.append(text)
+
+            await subscriber.start()
+            await tested.publish("a", "later")
+            await subscriber.stop()
+
+    run(story)
+    assert seen == ["a"]
+
+
 def test_the_document_of_asyncapi_names_topics_and_bodies() -> None:
     broker = TxmqBroker("txmqs://ann:secret@mq:7650?ca=ca.pem", group="g", description="orders")
 

@@ -21,10 +21,13 @@ from kombu.exceptions import OperationalError
 import txmq
 from tests.frameworks.celery_app import add, app
 from txmq.errors import MessageTooLarge
-from txmq.kombu import CONTROL, address_of, due_at, topic_of
+from txmq.kombu.address import Names, address_of
+from txmq.kombu.messages import due_at
 from txmq.testing.broker_thread import BrokerThread
 from txmq.testing.wait import PATIENCE_S, wait_until
 
+QUEUE = Names().queue
+STRANGE = b'{"body": "x", "headers": {}, "properties": {"delivery_info": {}, "expiration": []}}'
 WORKER = (sys.executable, "-m", "celery", "-A", "tests.frameworks.celery_app", "worker")
 
 
@@ -77,7 +80,7 @@ def test_a_countdown_waits_at_the_broker(working: BrokerThread) -> None:
     result = add.apply_async((1, 1), countdown=0.5)
     with txmq.connect(working.url) as client:
         [delayed] = client.call("message.delayed")["messages"]
-        assert delayed["topic"] == topic_of("celery")
+        assert delayed["topic"] == QUEUE("celery")
     assert result.get(timeout=PATIENCE_S) == 2
 
 
@@ -90,7 +93,7 @@ def test_what_was_not_acked_is_given_back(broker: BrokerThread) -> None:
     with Connection(broker.url) as first, first.SimpleQueue("work") as queue:
         queue.put({"number": 1})
         assert queue.get(timeout=PATIENCE_S).payload == {"number": 1}
-        assert queue.qsize() == 1
+        assert queue.qsize() == 0, "it is not ready, but held"
     with Connection(broker.url) as second, second.SimpleQueue("work") as queue:
         again = queue.get(timeout=PATIENCE_S)
         again.ack()
@@ -118,7 +121,7 @@ def test_what_was_held_too_long_is_left_to_others(broker: BrokerThread) -> None:
         assert again.payload == "next"
         queue.close()
     with txmq.connect(broker.url) as client:
-        assert not list(client.letters(topic_of("work")))
+        assert not list(client.letters(QUEUE("work")))
 
 
 def test_what_is_no_message_of_kombu_is_a_dead_letter(broker: BrokerThread) -> None:
@@ -131,23 +134,21 @@ def test_what_is_no_message_of_kombu_is_a_dead_letter(broker: BrokerThread) -> N
     )
     with txmq.connect(broker.url) as client:
         for body in bodies:
-            client.send(topic_of("work"), body)
-            client.send(CONTROL, body)
+            client.send(QUEUE("work"), body)
         with Connection(broker.url) as connection, connection.SimpleQueue("work") as queue:
-            queue.channel._listen()
-            for body in bodies:
-                client.send(CONTROL, body)
             queue.put("x")
             message = queue.get(timeout=PATIENCE_S)
             message.ack()
             assert message.payload == "x"
+            with pytest.raises(queue.Empty):
+                queue.get_nowait()
         wait_until(
-            lambda: len(list(client.letters(topic_of("work")))) == len(bodies), what="dead letters"
+            lambda: len(list(client.letters(QUEUE("work")))) == len(bodies), what="dead letters"
         )
 
 
 def test_an_address_of_ipv6_keeps_its_brackets() -> None:
-    assert txmq.kombu.address_of(Connection("txmq://[::1]:7650")) == "txmq://[::1]:7650"
+    assert address_of(Connection("txmq://[::1]:7650")) == "txmq://[::1]:7650"
 
 
 def test_the_url_s_user_and_the_options_of_tls_go_to_the_client() -> None:
@@ -172,7 +173,7 @@ def test_a_rejected_message_is_a_dead_letter(broker: BrokerThread) -> None:
         [(_consumer, delivered)] = queue.channel._held.values()
         assert delivered.in_hand
         with txmq.connect(broker.url) as client:
-            group = topic_of("work")
+            group = QUEUE("work")
             wait_until(lambda: len(list(client.letters(group))) == 1, what="a dead letter")
 
 
@@ -195,7 +196,7 @@ def test_sends_without_confirmation_tell_of_their_errors_later(tmp_path: Path) -
             broker.stop()
             queue.put("lost")
             queue.put("lost, too")
-            other.transport.txmq_client.close(timeout=0)
+            other.transport.link.client.close(timeout=0)
             with pytest.raises(OperationalError, match="2 messages that were sent before"):
                 queue.put("not sent")
 
@@ -230,7 +231,8 @@ def test_a_fanout_reaches_everybody_who_listens(broker: BrokerThread) -> None:
             )
             consumer.consume()
         with txmq.connect(broker.url) as client:  # of others, which stops nobody
-            client.send(CONTROL, b"{", headers={"exchange": "news", "routing-key": ""})
+            for body in (b"{", STRANGE):
+                client.send(Names().exchange("news"), body)
         one.Producer().publish("hello", exchange=news, declare=[news])
         for connection in (one, two):
             connection.drain_events(timeout=PATIENCE_S)
@@ -249,13 +251,37 @@ def test_a_killed_worker_s_task_is_done_by_the_next_one(
     assert (tmp_path / "first").exists()
     assert not (tmp_path / "second").exists()
     with worker_process(broker, tmp_path):
-        wait_until((tmp_path / "second").exists, what="the task is done")
+        second = tmp_path / "second"
+        wait_until(lambda: second.exists() and second.read_text(), what="the task is done")
+    assert second.read_text() == "True", "the second one is told that there was a first"
+
+
+def test_a_busy_worker_hears_remote_control(broker: BrokerThread, tmp_path: Path) -> None:
+    """Its only process is busy, and more tasks wait than it takes ahead."""
+    held = [str(tmp_path / f"held {number}") for number in range(12)]
+    with Celery(broker=broker.url) as sender, worker_process(broker, tmp_path):
+        tasks = {
+            file: sender.send_task("tests.frameworks.celery_app.hold", (file,)) for file in held
+        }
+
+        def running() -> list[str]:
+            return [file for file in held if Path(file).exists()]
+
+        wait_until(running, what="a task runs")
+        [answer] = sender.control.ping(timeout=PATIENCE_S, limit=1)
+        assert list(answer.values()) == [{"ok": "pong"}]
+        [first] = running()
+        [active] = sender.control.broadcast("active", reply=True, timeout=PATIENCE_S, limit=1)
+        [[shown]] = active.values()
+        assert shown["id"] == tasks[first].id
+        sender.control.revoke(tasks[first].id, terminate=True, signal="SIGKILL")
+        wait_until(lambda: len(running()) == 2, what="the next task runs")
 
 
 def test_queues_do_not_share_topics() -> None:
     names = ("a_b", "a.b", "a@b", "a_40b", "ä", "control", "q.control")
-    assert len({topic_of(name) for name in names}) == len(names)
-    assert topic_of("celery") == "kombu.q.celery"
+    assert len({QUEUE(name) for name in names}) == len(names)
+    assert QUEUE("celery") == "kombu.q.celery"
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from taskiq import (
     Context,
     InMemoryBroker,
     SimpleRetryMiddleware,
+    SmartRetryMiddleware,
     TaskiqDepends,
     TaskiqMessage,
     TaskiqMiddleware,
@@ -164,6 +165,35 @@ def test_a_task_that_fails_is_taskiq_s_own_matter(broker: TxmqBroker, client: Cl
     assert len(runs) == 3
     wait_until(lambda: lag(client, broker) == 0, what="the acks")
     assert not list(client.letters(broker.group))
+
+
+def test_the_delay_of_retries_delays_retries_alone(broker: TxmqBroker, client: Client) -> None:
+    broker.add_middlewares(SmartRetryMiddleware(default_retry_count=3))
+    runs = list[str]()
+
+    @broker.task(retry_on_error=True, delay=900)
+    async def fail(context: Context = TaskiqDepends()) -> None:  # noqa: B008  # taskiq's way
+        labels = context.message.labels
+        runs.append(f"{labels.get('_retries', 0)} {labels.get('X-Taskiq-requeue', 0)}")
+        if len(runs) == 2:
+            await context.requeue()
+        raise ZeroDivisionError
+
+    def delayed() -> list[dict[str, Any]]:
+        found = client.call("message.delayed", limit=100)["messages"]
+        return [one for one in found if one["topic"] == broker.topic]
+
+    async def story() -> None:
+        async with working(broker):
+            await fail.kiq()  # at once
+            await until(lambda: len(delayed()) == 1)
+            await fail.kicker().with_labels(_retries=0).kiq()  # is sent once more, at once
+            await until(lambda: len(delayed()) == 2)
+            await fail.kicker().with_labels(delay=901).kiq()  # which this call asks for
+
+    run(story)
+    assert runs == ["0 0", "0 0", "0 1"]
+    assert len(delayed()) == 3
 
 
 def test_a_task_that_fails_can_be_the_group_s_matter(real: RealBroker, client: Client) -> None:

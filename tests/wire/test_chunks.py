@@ -73,7 +73,7 @@ def test_every_truncation_and_every_addition_is_refused() -> None:
         CHUNK._replace(stored_at=-1),
         CHUNK._replace(position=-1),
         CHUNK._replace(lease_id=-2),
-        CHUNK._replace(flags=8),
+        CHUNK._replace(flags=16),
         CHUNK._replace(topic="../x"),
         CHUNK._replace(batch=b""),
         CHUNK._replace(batch=BATCH[:-8]),

@@ -24,8 +24,9 @@ HEAD = struct.Struct("<IIq")
 PLACE = struct.Struct("<qqqIHHq")
 ROWS = struct.Struct("<IIII")
 FURTHER = struct.Struct("<IIq")
-# flags: retries or replays; only some of the batch's rows; no filter has a say any more
-REDELIVERY, SUBSET, ACCEPTED = 1, 2, 4
+# flags: retries or replays; only some of the batch's rows; no filter has a say any
+# more; a consumer was lost with them
+REDELIVERY, SUBSET, ACCEPTED, SUSPECT = 1, 2, 4, 8
 ALIGN = 8  # of a batch in the payload, so that Arrow can use its columns in place
 
 
@@ -113,7 +114,7 @@ def _chunks(reader: PayloadReader, count: int) -> Iterable[Chunk]:
         batch = reader.read(length)
         header = read_header(batch)
         numbers = base_offset >= 0 and stored_at >= 0 and position >= 0 and lease_id >= -1
-        if not numbers or flags > REDELIVERY | SUBSET | ACCEPTED:
+        if not numbers or flags > REDELIVERY | SUBSET | ACCEPTED | SUSPECT:
             raise RemoteProtocolError(
                 f"invalid chunk of {topic}: offset {base_offset}, flags {flags}"
             )

@@ -22,10 +22,13 @@ if TYPE_CHECKING:
 
 @dataclass(kw_only=True)
 class TxmqBrokerConfig(BrokerConfig):
-    """What subscribers and publishers ask of their broker."""
+    """What subscribers and publishers ask of their broker. `in_memory`: a
+    TestTxmqBroker gives messages to the subscribers, and none joins its group.
+    """
 
     producer: TxmqProducer = field(default_factory=NoProducer)
     group: str = ""
+    in_memory: bool = False
     connected: Client | Cluster | None = field(default=None, init=False, repr=False)
 
     @property

@@ -149,7 +149,7 @@ class TxmqSubscriber(TasksMixin, SubscriberUsecase[Any]):
     async def start(self) -> None:
         """Join the group, and have the workers begin."""
         await super().start()
-        if not self.calls:
+        if self._outer_config.in_memory or not self.calls:
             self._post_start()
             return
         consumer = await self._joined()

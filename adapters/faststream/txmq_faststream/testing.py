@@ -46,8 +46,13 @@ class TestTxmqBroker(TestBroker[TxmqBroker, EnterType], broker=TxmqBroker):
 
     @contextmanager
     def _patch_producer(self, broker: TxmqBroker) -> Iterator[None]:
-        with change_producer(broker.config.broker_config, _InMemory(broker, self.brokers)):
-            yield
+        config = broker.config.broker_config
+        config.in_memory = True
+        try:
+            with change_producer(config, _InMemory(broker, self.brokers)):
+                yield
+        finally:
+            config.in_memory = False
 
     async def _fake_connect(self, broker: TxmqBroker, *args: Any, **kwargs: Any) -> MagicMock:  # type: ignore[override]
         return MagicMock()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from itertools import islice
 from typing import Any
 
 import pytest
@@ -56,6 +57,44 @@ def test_receive_waits_for_messages_and_no_longer_than_its_timeout(
     client.send(topic, b"x")
     thread.join()
     assert [message.body for message in received] == [b"x"]
+
+
+def test_an_event_loop_is_told_when_messages_have_come(
+    client: Client, joined: Callable[..., Consumer]
+) -> None:
+    topic, told = fresh("t"), threading.Event()
+    consumer = joined(fresh("g"), topic)
+    consumer.tell(told.set)
+    assert consumer.settled
+    client.send(topic, b"x")
+    while (message := consumer.receive(0)) is None:
+        assert told.wait(PATIENCE_S)
+        told.clear()
+    consumer.ack(message)
+    assert not consumer.settled, "acks are sent together"
+    wait_until(lambda: consumer.settled, what="the ack")
+
+
+def test_the_messages_of_a_member_that_was_lost_are_redelivered(
+    client: Client, joined: Callable[..., Consumer]
+) -> None:
+    """What was only given back is not."""
+    topic, group = fresh("t"), fresh("g")
+    client.send_many(topic, [b"a", b"b"])
+    first = joined(group, topic, session=1)
+    took = list(islice(first, 2))
+    assert not any(message.fetched.redelivered for message in took)
+    first._members.members[0].abandon()  # as its process ends
+    second = joined(group, topic)
+    again = list(islice(second, 2))
+    assert all(message.fetched.redelivered for message in again)
+    assert {message.attempt for message in again} == {1}
+    second.ack_many(again)
+    client.send(topic, b"c")
+    wait_until(lambda: shown(client, group)["leased"] == 1, what="it is fetched")
+    second.close()
+    [last] = islice(joined(group, topic), 1)
+    assert not last.fetched.redelivered
 
 
 def test_batches_carry_columns(client: Client, joined: Callable[..., Consumer]) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from txmq.batch import BatchView, cut_rows, read_header
 from txmq.core.consumers.candidates import SINGLE_ROW_BYTES, Candidate, CandidateSource
-from txmq.wire.chunks import ACCEPTED, REDELIVERY, Chunk
+from txmq.wire.chunks import ACCEPTED, REDELIVERY, SUSPECT, Chunk
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -60,6 +60,7 @@ def chunk_of(
     """Return the chunk of a delivery: its rows in as few bytes as they need."""
     rows = delivery.end - delivery.start
     flags = REDELIVERY if candidate.source is CandidateSource.FAILED else 0
+    flags |= SUSPECT if candidate.deaths else 0
     flags |= ACCEPTED if delivery.accepted else 0
     base, (stored, *others), (batch, *more) = _batches_of(delivery, candidate, batches)
     first = delivery.start - base

@@ -116,6 +116,19 @@ class BlockingConsumer(ConsumerCalls[ThreadedMember]):
         """Return the next batch; otherwise as `receive`."""
         return self._members.receive(self._operations.receive_batch, seconds_of(timeout, "timeout"))
 
+    def tell(self, told: Callable[[], object]) -> None:
+        """Have `told` called by any thread whenever messages may have come, for an
+        event loop that then calls `receive(0)`. It must not wait.
+        """
+        with self._members.changed:
+            self._members.changed.told = told
+
+    @property
+    def settled(self) -> bool:
+        """True if the broker has confirmed all acks, nacks and returned messages."""
+        with self._members.changed:
+            return all(member.member.settlement.idle for member in self._members.members)
+
     def ack(self, message: ReceivedMessage, *, wait: bool = False) -> None:
         """Ack a processed message. Returns at once: acks are sent together, within
         10 ms.

@@ -50,13 +50,20 @@ class StateChanged(Condition):
 
     `with changed.lock` does what `with changed` does in half the time, for what is done
     once a message. `waiting` counts waiting threads: without any, there is no need to
-    notify.
+    notify. `told` is called at each notification.
     """
 
     def __init__(self) -> None:
         self.lock = RLock()
         super().__init__(self.lock)
         self.waiting = 0
+        self.told: Callable[[], object] | None = None
+
+    def notify_all(self) -> None:
+        """Notify all that wait, and who wants to be told."""
+        super().notify_all()
+        if self.told is not None:
+            self.told()
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait as any Condition does."""

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from txmq.batch import BatchView, RunView, read_header
 from txmq.model.keys import key_hash
 from txmq.model.message import ReceivedMessage
-from txmq.wire.chunks import ACCEPTED, REDELIVERY, Chunk
+from txmq.wire.chunks import ACCEPTED, REDELIVERY, SUSPECT, Chunk
 from txmq.wire.data_requests import AckedRange
 
 # The state of a message of a fetched batch. READY: waits to be received. OUTSTANDING:
@@ -45,7 +45,8 @@ class FetchedBatch:
     `touched_at` is when a message was last received or settled, in the clock's seconds.
     `timed_from` has the start of the consume timeout for each outstanding message.
     `received_whole`: as one batch. `accepted`: the group has taken the messages before,
-    so no filter passes them over.
+    so no filter passes them over. `redelivered`: they may have been processed
+    before.
     """
 
     __slots__ = (
@@ -53,8 +54,8 @@ class FetchedBatch:
         *("accepted", "attempt", "base", "end", "epoch"),
         "epoch_at",
         *("generation", "lease", "moved", "owner", "partition", "partition_name", "position"),
-        *("ready", "received_whole", "size", "start", "states", "stored_at", "timed_from"),
-        *("topic", "topic_id", "touched_at", "unsettled"),
+        *("ready", "received_whole", "redelivered", "size", "start", "states"),
+        *("stored_at", "timed_from", "topic", "topic_id", "touched_at", "unsettled"),
     )
 
     def __init__(
@@ -74,6 +75,7 @@ class FetchedBatch:
         self.end = self.start + chunk.rows
         self.lease, self.attempt, self.stored_at = chunk.lease_id, chunk.attempt, chunk.stored_at
         self.moved = bool(chunk.flags & REDELIVERY)
+        self.redelivered = bool(chunk.flags & (REDELIVERY | SUSPECT))
         self.accepted = bool(chunk.flags & ACCEPTED)
         self.size = len(chunk.batch)
         self._view: BatchView | RunView | None = decode_chunk(chunk)
