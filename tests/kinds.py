@@ -65,6 +65,7 @@ DEEP: Final = {
     "programs of the machine": (
         "tests/admin/test_console.py",
         "tests/admin/test_monitoring_files.py",
+        "tests/broker/cluster/test_kafka.py",
         "tests/client/blocking/test_pgbouncer.py",
         "tests/tx/postgres/test_pgbouncer.py",
         "tests/test_browser.py",

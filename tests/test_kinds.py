@@ -16,7 +16,9 @@ ROOT = Path(__file__).parents[1]
 FILES = sorted(file.relative_to(ROOT).as_posix() for file in (ROOT / "tests").rglob("test_*.py"))
 PLACES = [place for places in DEEP.values() for place in places]
 # brackets, so that the text does not match itself
-MAY_SKIP = re.compile(r"pytest[.]skip|mark[.]skip|import[o]rskip|needs_[p]gbouncer|needs_[k]afka|: [B]rowser\b")
+MAY_SKIP = re.compile(
+    r"pytest[.]skip|mark[.]skip|import[o]rskip|needs_[p]gbouncer|needs_[k]afka|: [B]rowser\b"
+)
 
 
 def chosen_by(text: str) -> dict[str, Callable[..., bool]]:
