@@ -1387,6 +1387,10 @@ FAULTS: dict[int, tuple[str, ...]] = {
 
 # Each bug with the names under which it is planted, or the test that must find it.
 BUGS = {
+    "a shared log over Kafka": (
+        "any_acknowledgement_is_taken_for_certain",
+        "the_acknowledgement_of_one_node_is_believed",
+    ),
     "messages at consumers": (
         "followers_stay_in_the_store",
         "a_leave_frees_what_a_store_has",

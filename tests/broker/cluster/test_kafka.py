@@ -25,6 +25,7 @@ from txmq.broker.cluster.kafka_partition import SAFE_WRITES, WHOLE_READS, KafkaP
 from txmq.broker.cluster.kafka_topic import check, create, describe
 from txmq.errors import ConfigError
 from txmq.store.shared.node import End
+from txmq.store.shared.records import MOST_DATA
 from txmq.testing.reaper import reaped, reaper_pipe
 from txmq.testing.wait import PATIENCE_S, wait_until
 
@@ -167,6 +168,12 @@ def test_a_reader_of_what_was_forgotten_is_told_what_is_left(log: SharedLog) -> 
     assert lost == [floor]
     log.append(b"the leader goes on")
     assert log.leader.promised.endswith(b"the leader goes on")
+
+
+def test_the_largest_slice_is_taken(log: SharedLog) -> None:
+    log.append(bytes(MOST_DATA))
+    assert log.leader.leads_on
+    assert log.broken_promises() == []
 
 
 @pytest.mark.parametrize("outage", [KafkaNode.kill, KafkaNode.freeze])

@@ -15,6 +15,7 @@ from txmq.broker.cluster import kafka_client
 from txmq.broker.cluster.kafka_client import KafkaAddress
 from txmq.broker.cluster.kafka_partition import KafkaPartition
 from txmq.errors import ConfigError, LogUnavailable
+from txmq.store.shared.records import HEADER_SIZE, MOST_DATA
 from txmq.testing.wait import PATIENCE_S, wait_until
 
 RECORDS = [b"%d" % number for number in range(50)]
@@ -118,6 +119,16 @@ def test_a_record_that_nobody_takes_has_failed_in_time_and_the_next_one_is_tried
     bench.cluster.mend()
     # Whether half a second is enough now is up to the machine.
     wait_until(lambda: bench.is_taken(writer, b"next"), what="a record is taken")
+
+
+def test_a_record_that_is_too_large_has_failed_at_once(bench: Bench) -> None:
+    writer = bench.partition()
+    bench.produce(writer, bytes(2 << 20))
+    bench.produce(writer, bytes(HEADER_SIZE + MOST_DATA))
+    (error, _), (fits, offset) = bench.reports
+    assert isinstance(error, LogUnavailable)
+    assert "max.message.bytes" in error.hint
+    assert (fits, offset) == (None, 0)
 
 
 def test_reading_goes_on_after_an_outage(bench: Bench) -> None:
