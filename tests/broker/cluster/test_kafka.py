@@ -146,6 +146,17 @@ def test_a_topic_that_may_lose_records_does_not(kafka: KafkaNodes, topic: str) -
     assert check(kafka.address, topic, accepted).settings["partitions"] == "1"
 
 
+def test_a_topic_of_one_copy_is_for_those_who_want_it(kafka: KafkaNodes, topic: str) -> None:
+    create(kafka.address, topic, replicas=1)
+    with pytest.raises(ConfigError, match=r"replication\.factor is 1.*min\.insync\.replicas is 1"):
+        check(kafka.address, topic)
+    check(kafka.address, topic, ["replication.factor", "min.insync.replicas"])
+    log = SharedLog(kafka, topic)
+    log.append(b"one copy")
+    assert log.leader.promised == b"one copy"
+    log.close()
+
+
 def test_a_topic_that_is_not_there_says_how_to_make_it(
     kafka: KafkaNodes, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -220,6 +220,11 @@ def test_an_option_that_is_not_about_connections_is_refused(option: str) -> None
         partition.produce(b"", print)
 
 
+def test_an_address_that_is_shown_has_no_password() -> None:
+    address = KafkaAddress("kafka-1:9092", {"sasl.password": "s3cret"})
+    assert repr(address) == "KafkaAddress(servers='kafka-1:9092')"
+
+
 def test_an_option_that_librdkafka_does_not_know_is_named() -> None:
     partition = KafkaPartition(Loop(), KafkaAddress("127.0.0.1:1", {"sasl.word": "1"}), TOPIC)
     with pytest.raises(ConfigError, match=r"^cluster\.options: .*sasl\.word"):

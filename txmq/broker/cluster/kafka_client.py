@@ -52,7 +52,7 @@ class KafkaAddress:
     """Kafka's nodes, as HOST:PORT with commas, and options of librdkafka for them."""
 
     servers: str
-    options: Mapping[str, str] = field(default_factory=dict)
+    options: Mapping[str, str] = field(default_factory=dict, repr=False)  # has passwords
     _noted_at: dict[int, float] = field(default_factory=dict, init=False, compare=False, repr=False)
 
     def client(self, kind: Callable[..., Client], settings: Mapping[str, object] = {}) -> Client:
