@@ -11,7 +11,7 @@ from structlog.testing import capture_logs
 
 from tests.broker.cluster.loop import Loop
 from tests.broker.cluster.mock_cluster import TOPIC, MockCluster
-from txmq.broker.cluster import kafka_client
+from txmq.broker.cluster import kafka_client, kafka_partition
 from txmq.broker.cluster.kafka_client import KafkaAddress
 from txmq.broker.cluster.kafka_partition import KafkaPartition
 from txmq.errors import ConfigError, LogUnavailable
@@ -154,6 +154,23 @@ def test_an_error_of_a_read_skips_no_record(bench: Bench) -> None:
     bench.produce(writer, *RECORDS)
     bench.loop.run_until(lambda: len(bench.records) > len(RECORDS), "the next records")
     assert bench.records == [*enumerate([b"before", *RECORDS])]
+    assert bench.lost == []
+
+
+def test_a_reader_that_hears_nothing_goes_on_with_a_new_consumer(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kafka_partition, "REOPEN_S", 0.0)
+    writer, reader = bench.partition(), bench.partition()
+    bench.read(reader)
+    thread = reader._reader
+    assert thread is not None
+    first = thread._consumer
+    wait_until(lambda: thread._consumer is not first, what="a new consumer")
+    bench.produce(writer, *RECORDS)
+    monkeypatch.setattr(kafka_partition, "REOPEN_S", PATIENCE_S)
+    bench.loop.run_until(lambda: len(bench.records) == len(RECORDS), "the records")
+    assert bench.records == [*enumerate(RECORDS)]
     assert bench.lost == []
 
 
