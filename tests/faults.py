@@ -1213,6 +1213,15 @@ FAULTS: dict[int, tuple[str, ...]] = {
         "test_a_passive_declaration_of_what_is_not_there_raises",
     ),
     321: ("test_virtual_hosts_do_not_meet",),
+    322: ("test_an_outage_of_kafkas_leader_loses_nothing",),
+    323: ("test_nothing_that_a_node_answers_for_is_missing_in_the_log",),
+    324: ("test_without_enough_nodes_in_sync_the_leader_ends",),
+    325: (
+        "test_a_topic_that_is_made_again_is_not_the_one_that_was_read",
+        "test_an_unclean_election_is_noticed_by_readers",
+    ),
+    326: ("test_a_topic_that_may_lose_records_is_told_by_the_setting",),
+    327: ("test_an_error_of_a_read_skips_no_record",),
     190: (
         "test_a_hook_that_lies_publishes_nothing",
         "test_hooks_publish_a_phantom_and_txmq_does_not",
@@ -1475,6 +1484,10 @@ FAULTS: dict[int, tuple[str, ...]] = {
 
 # Each bug with the names under which it is planted, or the test that must find it.
 BUGS = {
+    "a shared log over Kafka": (
+        "any_acknowledgement_is_taken_for_certain",
+        "the_acknowledgement_of_one_node_is_believed",
+    ),
     "messages at consumers": (
         "followers_stay_in_the_store",
         "a_leave_frees_what_a_store_has",

@@ -44,6 +44,7 @@ SETTINGS: Final = {
     "log.cleaner.dedupe.buffer.size": 4 << 20,
     "num.io.threads": 2,
     "num.network.threads": 2,
+    "offsets.topic.num.partitions": 1,
     "process.roles": "broker,controller",
 }
 MACHINE: Final = ("-Xms64m", "-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")

@@ -238,7 +238,7 @@ def test_what_is_retried_is_changed_by_places_or_a_selection_after_a_yes(
     client.replies = [done, {"counted": 1, "complete": True}, done]
     assert run("retry", "now", "billing", "orders/3/17").stdout.split() == ["done", "1"]
     result = run("retry", "bury", "billing", "--where", "state:retrying", *WHY, stdin="y\n")
-    assert "Bury 1 messages of group billing?" in result.stderr
+    assert "Bury 1 message of group billing?" in result.stderr
     calls = [call for call, _args in client.calls]
     assert calls == ["retry.now", "dlq.stats", "retry.bury"]
     assert client.calls[2][1]["select"] == {"states": ["retrying"]}

@@ -11,10 +11,11 @@ from structlog.testing import capture_logs
 
 from tests.broker.cluster.loop import Loop
 from tests.broker.cluster.mock_cluster import TOPIC, MockCluster
-from txmq.broker.cluster import kafka_client
+from txmq.broker.cluster import kafka_client, kafka_partition
 from txmq.broker.cluster.kafka_client import KafkaAddress
 from txmq.broker.cluster.kafka_partition import KafkaPartition
 from txmq.errors import ConfigError, LogUnavailable
+from txmq.store.shared.records import HEADER_SIZE, MOST_DATA
 from txmq.testing.wait import PATIENCE_S, wait_until
 
 RECORDS = [b"%d" % number for number in range(50)]
@@ -120,6 +121,16 @@ def test_a_record_that_nobody_takes_has_failed_in_time_and_the_next_one_is_tried
     wait_until(lambda: bench.is_taken(writer, b"next"), what="a record is taken")
 
 
+def test_a_record_that_is_too_large_has_failed_at_once(bench: Bench) -> None:
+    writer = bench.partition()
+    bench.produce(writer, bytes(2 << 20))
+    bench.produce(writer, bytes(HEADER_SIZE + MOST_DATA))
+    (error, _), (fits, offset) = bench.reports
+    assert isinstance(error, LogUnavailable)
+    assert "max.message.bytes" in error.hint
+    assert (fits, offset) == (None, 0)
+
+
 def test_reading_goes_on_after_an_outage(bench: Bench) -> None:
     writer, reader = bench.partition(), bench.partition()
     bench.read(reader)
@@ -143,6 +154,23 @@ def test_an_error_of_a_read_skips_no_record(bench: Bench) -> None:
     bench.produce(writer, *RECORDS)
     bench.loop.run_until(lambda: len(bench.records) > len(RECORDS), "the next records")
     assert bench.records == [*enumerate([b"before", *RECORDS])]
+    assert bench.lost == []
+
+
+def test_a_reader_that_hears_nothing_goes_on_with_a_new_consumer(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kafka_partition, "REOPEN_S", 0.0)
+    writer, reader = bench.partition(), bench.partition()
+    bench.read(reader)
+    thread = reader._reader
+    assert thread is not None
+    first = thread._consumer
+    wait_until(lambda: thread._consumer is not first, what="a new consumer")
+    bench.produce(writer, *RECORDS)
+    monkeypatch.setattr(kafka_partition, "REOPEN_S", PATIENCE_S)
+    bench.loop.run_until(lambda: len(bench.records) == len(RECORDS), "the records")
+    assert bench.records == [*enumerate(RECORDS)]
     assert bench.lost == []
 
 
@@ -207,6 +235,11 @@ def test_an_option_that_is_not_about_connections_is_refused(option: str) -> None
     partition = KafkaPartition(Loop(), KafkaAddress("127.0.0.1:1", {option: "1"}), TOPIC)
     with pytest.raises(ConfigError, match=rf"^cluster\.options\.{option}: .*security\."):
         partition.produce(b"", print)
+
+
+def test_an_address_that_is_shown_has_no_password() -> None:
+    address = KafkaAddress("kafka-1:9092", {"sasl.password": "s3cret"})
+    assert repr(address) == "KafkaAddress(servers='kafka-1:9092')"
 
 
 def test_an_option_that_librdkafka_does_not_know_is_named() -> None:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from txmq.broker.cluster.kafka_topic import NEEDED, Topic, dangers
+from tests.broker.cluster.mock_cluster import TOPIC, MockCluster
+from txmq.broker.cluster import kafka_topic
+from txmq.broker.cluster.kafka_topic import NEEDED, Topic, check, create, dangers
+from txmq.errors import LogUnavailable
 
 RIGHT = {name: str(needed) for name, needed in NEEDED.items()}
 
@@ -44,3 +47,12 @@ def test_a_topic_that_may_lose_records_is_told_by_the_setting(
     topic = Topic("id", RIGHT | {name: value})
     assert [*dangers(topic, ())] == [said]
     assert [*dangers(topic, {name})] == []
+
+
+def test_a_kafka_that_does_not_answer_is_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kafka_topic, "WITHIN_S", 0.5)
+    cluster = MockCluster()
+    cluster.cut()
+    for ask in (check, create):
+        with pytest.raises(LogUnavailable, match="are Kafka's nodes up"):
+            ask(cluster.address, TOPIC)

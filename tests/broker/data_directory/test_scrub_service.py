@@ -228,7 +228,7 @@ def test_a_damaged_letter_is_named_and_the_others_are_shown(rotten: Rotten) -> N
         == 2
     )
     assert ask("dlq.show", group="g", topic="t", partition=0, offset=1).error is MessagesDamaged
-    assert rotten.alarms() == ["log.damaged"]
+    assert rotten.alarms() == ["log.damaged", "group.letters"]
 
 
 def test_a_damaged_message_of_a_transaction_is_named_and_what_is_before_it_shown() -> None:

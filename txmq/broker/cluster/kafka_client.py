@@ -28,10 +28,12 @@ COMMON: Final = {
     "socket.timeout.ms": 3_000,
     "topic.metadata.refresh.interval.ms": 1_000,
 }
+ARE_UP: Final = "are Kafka's nodes up, and is their address right?"
 HINTS: Final = {
     KafkaError._MSG_TIMED_OUT: "are Kafka's nodes up, and min.insync.replicas of them in sync?",
-    KafkaError._TRANSPORT: "are Kafka's nodes up, and is their address right?",
-    KafkaError._ALL_BROKERS_DOWN: "are Kafka's nodes up, and is their address right?",
+    KafkaError._TRANSPORT: ARE_UP,
+    KafkaError._ALL_BROKERS_DOWN: ARE_UP,
+    KafkaError._TIMED_OUT: ARE_UP,
     KafkaError._AUTHENTICATION: "check the options `sasl.*` and `ssl.*`",
     KafkaError.SASL_AUTHENTICATION_FAILED: "check the options `sasl.*`",
     KafkaError.TOPIC_AUTHORIZATION_FAILED: "allow READ, WRITE, DESCRIBE and DESCRIBE_CONFIGS "
@@ -50,7 +52,7 @@ class KafkaAddress:
     """Kafka's nodes, as HOST:PORT with commas, and options of librdkafka for them."""
 
     servers: str
-    options: Mapping[str, str] = field(default_factory=dict)
+    options: Mapping[str, str] = field(default_factory=dict, repr=False)  # has passwords
     _noted_at: dict[int, float] = field(default_factory=dict, init=False, compare=False, repr=False)
 
     def client(self, kind: Callable[..., Client], settings: Mapping[str, object] = {}) -> Client:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from threading import Event, Thread
+from time import monotonic
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
@@ -54,6 +55,9 @@ LOST: Final = (KafkaError._AUTO_OFFSET_RESET, KafkaError._LOG_TRUNCATION)
 POLL_S: Final = 0.1
 CLOSE_S: Final = 5.0
 FORGET_S: Final = 30.0
+# A log that has a leader is never silent so long. A consumer was seen to stand still
+# for good after moves of the partition's leader (librdkafka 2.16.0, in its mock).
+REOPEN_S: Final = 10.0
 # Records that the reactor takes at a time, of up to 1 MiB each.
 AT_ONCE: Final = 16
 
@@ -87,10 +91,9 @@ class KafkaPartition:
         self._appender.produce(data, reported)
 
     def read_from(self, offset: int, deliver: Deliver, caught_up: CaughtUp, lost: Lost) -> None:
-        consumer = self._kafka.client(Consumer, WHOLE_READS)
         place = TopicPartition(self._topic, NUMBER, offset)
         told = (deliver, caught_up, lost)
-        self._reader = _Reader(consumer, place, told, self._kafka.note, self._call)
+        self._reader = _Reader(self._kafka, place, told, self._call)
 
     def forget_before(self, offset: int) -> None:
         Thread(target=self._forget, args=(offset,), name="txmq-kafka-forgets", daemon=True).start()
@@ -185,25 +188,36 @@ class _Reader(_Worker):
 
     def __init__(
         self,
-        consumer: Consumer,
+        kafka: KafkaAddress,
         place: TopicPartition,
         told: tuple[Deliver, CaughtUp, Lost],
-        note: Callable[[KafkaError], None],
         call: Call,
     ) -> None:
         super().__init__("records", call)
-        self._consumer, self._next, self._note = consumer, place, note
+        self._kafka, self._next = kafka, place
+        self._consumer = kafka.client(Consumer, WHOLE_READS)
         self._deliver, self._caught_up, self._lost = told
         self._taken = Event()
         self.start()
 
     def run(self) -> None:
         self._consumer.assign([self._next])
+        heard_at = monotonic()
         while not self.is_stopped:
             # `consume` alone would wait until it has as many as it may return.
             if (first := self._consumer.poll(POLL_S)) is not None:
                 self._bring([first, *self._consumer.consume(AT_ONCE - 1, timeout=0)])
+                heard_at = monotonic()
+            elif monotonic() - heard_at > REOPEN_S:
+                self._reopen()
+                heard_at = monotonic()
         self._consumer.close()
+
+    def _reopen(self) -> None:
+        """Go on with a new consumer. To close one that stands still may take long."""
+        Thread(target=self._consumer.close, name="txmq-kafka-closes", daemon=True).start()
+        self._consumer = self._kafka.client(Consumer, WHOLE_READS)
+        self._consumer.assign([self._next])
 
     def _bring(self, messages: list[Message]) -> None:
         """Have the reactor take messages before there are more."""
@@ -236,7 +250,7 @@ class _Reader(_Worker):
         if error.code() in LOST:
             yield from self._told_of_loss()
             return
-        self._note(error)
+        self._kafka.note(error)
         self._over.wait(POLL_S)
         # The consumer would skip a record that it cannot read.
         self._consumer.assign([self._next])

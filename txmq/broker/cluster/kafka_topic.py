@@ -24,13 +24,14 @@ WITHIN_S: Final = 15.0
 KNOWN_WITHIN_S, PAUSE_S = 5.0, 0.1
 # What a topic has beside its settings.
 PARTITIONS, REPLICAS = OF_COPIES = ("partitions", "replication.factor")
+IN_SYNC: Final = "min.insync.replicas"
 # Kafka counts what its own batch adds.
 BATCH_BYTES: Final = 1 << 10
 # A text is the only value that is right, a number the least one.
 NEEDED: Final[Mapping[str, str | int]] = {
     PARTITIONS: "1",
     REPLICAS: 3,
-    "min.insync.replicas": 2,
+    IN_SYNC: 2,
     "unclean.leader.election.enable": "false",
     "cleanup.policy": "delete",
     "retention.bytes": "-1",
@@ -53,9 +54,13 @@ class Topic(NamedTuple):
 
 
 def create(kafka: KafkaAddress, name: str, replicas: int = 3) -> None:
-    """Make a topic that loses nothing. Raises ConfigError where Kafka refuses it."""
+    """Make a topic that loses nothing. Raises ConfigError where Kafka refuses it.
+
+    With fewer than three replicas it may, and takes records all the same.
+    """
     admin = kafka.client(AdminClient)
     settings = {key: str(needed) for key, needed in NEEDED.items() if key not in OF_COPIES}
+    settings[IN_SYNC] = str(min(replicas, 2))
     # Kafka refuses records of a node whose clock is an hour ahead.
     settings["message.timestamp.type"] = "LogAppendTime"
     new = NewTopic(name, num_partitions=1, replication_factor=replicas, config=settings)

@@ -1,0 +1,169 @@
+"""Rules R and B with real producers and consumers, over librdkafka's mock of Kafka."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from random import Random
+
+import pytest
+
+from tests.broker.cluster.loop import Loop
+from tests.broker.cluster.members import Member, begin_log, broken_promises
+from tests.broker.cluster.mock_cluster import CUT, NODES, REFUSALS, TOPIC, MockCluster
+from tests.reporting import Report
+from txmq.broker.cluster.kafka_partition import KafkaPartition
+from txmq.store.shared.rules import Expectation
+from txmq.testing.wait import PATIENCE_S
+
+TIMES = 3
+
+
+class Nodes:
+    """Members over a mock cluster; one leads, until another one ends that."""
+
+    def __init__(self, seed: int) -> None:
+        self.cluster, self.loop, self.rng = MockCluster(), Loop(), Random(seed)
+        self.members: list[Member] = []
+        self.faults: Counter[str] = Counter()
+        self._written = 0
+        begin_log(self.loop, self.partition())
+        self.leader = self.new_leader()
+
+    def partition(self) -> KafkaPartition:
+        return KafkaPartition(self.loop, self.cluster.address, TOPIC, report_within_s=PATIENCE_S)
+
+    def new_member(self) -> Member:
+        """Return a node that has read everything."""
+        member = Member(self.partition(), f"node {len(self.members)}")
+        self.members.append(member)
+        self.loop.run_until(lambda: member.has_read_all, "it has read everything")
+        return member
+
+    def new_leader(self) -> Member:
+        """Return a new member, which leads."""
+        member = self.new_member()
+        assert member.claim()
+        self.decide(member)
+        assert member.leads_on
+        return member
+
+    def append(self, member: Member) -> None:
+        self._written += 1
+        member.append(b"%d of %s;" % (self._written, member.name.encode()))
+
+    def decide(self, member: Member) -> None:
+        self.loop.run_until(lambda: member.is_decided, f"{member.name} knows what counts")
+
+    def refused(self) -> None:
+        """Refuse a record so many times."""
+        errors = [self.rng.choice(REFUSALS) for _ in range(self.rng.randint(1, 3))]
+        self._fail("refused", errors)
+
+    def cut_before(self) -> None:
+        """Cut the connection before the record is taken."""
+        self._fail("cut before", [CUT])
+
+    def _fail(self, fault: str, errors: list[int]) -> None:
+        self.cluster.refuse(errors)
+        self.cluster.produced()
+        self.append(self.leader)
+        self.decide(self.leader)
+        assert self.cluster.produced() > len(errors)
+        self.faults[fault] += len(errors)
+
+    def cut_after(self) -> None:
+        """Cut the connection after the record was taken: the producer sends a copy."""
+        follower = self.new_member()
+        self.cluster.answer_late()
+        self.append(self.leader)
+        log = bytes(self.leader.log)
+        self.loop.run_until(lambda: follower.log == log, "the record can be read")
+        assert not self.leader.is_decided
+        self.cluster.cut()
+        self.cluster.mend()
+        self.decide(self.leader)
+        self.faults["cut after"] += 1
+
+    def moved(self) -> None:
+        """Move the leader of the partition."""
+        node = self.rng.choice([node for node in NODES if node != self.cluster.leader])
+        self.cluster.move_leader(node)
+        assert self.cluster.leader == node
+        self.append(self.leader)
+        self.decide(self.leader)
+        self.faults["moved"] += 1
+
+    def overtaken(self) -> None:
+        """Let another node claim while the leader stands still. It wakes and writes."""
+        zombie = self.leader
+        zombie.partition.hold()
+        self.leader = self.new_leader()
+        self.append(zombie)
+        self.append(self.leader)
+        reports = zombie.reports.total()
+        self.loop.run_until(lambda: zombie.reports.total() > reports, "a report to the zombie")
+        zombie.partition.release()
+        self.decide(zombie)
+        self.decide(self.leader)
+        assert not zombie.leads_on
+        self.faults["overtaken"] += 1
+
+    def raced(self) -> None:
+        """Let two nodes claim at once."""
+        old, both = self.leader, (self.new_member(), self.new_member())
+        assert all(member.claim() for member in both)
+        for member in both:
+            self.decide(member)
+        self.loop.run_until(lambda: old.end, "the leader before has ended")
+        [self.leader] = [member for member in both if member.leads_on]
+        self.append(self.leader)
+        self.decide(self.leader)
+        self.faults["raced"] += 1
+
+    def run(self) -> None:
+        """Do each fault some times, in an order of the seed."""
+        faults = [
+            self.refused, self.cut_before, self.cut_after, self.moved, self.overtaken, self.raced,
+        ] * TIMES  # fmt: skip
+        self.rng.shuffle(faults)
+        for fault in faults:
+            fault()
+            self.close(member for member in self.members if member is not self.leader)
+
+    def close(self, members: Iterable[Member]) -> None:
+        for member in members:
+            member.partition.close()
+
+    def counts(self) -> Counter[str]:
+        """Return the faults, and what the members were told of their slices."""
+        return sum((member.reports for member in self.members), self.faults.copy())
+
+
+@pytest.fixture
+def nodes() -> Iterator[Nodes]:
+    nodes = Nodes(seed=1)
+    yield nodes
+    nodes.close(nodes.members)
+
+
+def test_nothing_that_a_node_answers_for_is_missing_in_the_log(
+    nodes: Nodes, report: Report
+) -> None:
+    nodes.run()
+    last = nodes.new_member()
+    assert broken_promises(nodes.members, bytes(last.log)) == []
+    counts = nodes.counts()
+    report(counts)
+    assert {"refused", "cut before", "cut after", "moved", "overtaken", "raced"} < counts.keys()
+    assert min(counts["certain"], counts["asked"]) > 0
+    assert counts["failed"] == 0
+
+
+def test_planted_any_acknowledgement_is_taken_for_certain(
+    nodes: Nodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Expectation, "is_certain", lambda _self, offset: offset is not None)
+    nodes.overtaken()
+    zombie, last = nodes.members[0], nodes.new_member()
+    assert broken_promises(nodes.members, bytes(last.log)) == [zombie.name]
