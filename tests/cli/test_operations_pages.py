@@ -35,7 +35,7 @@ from txmq.tx.outbox_entry import OutboxEntry, pack_entries
 from txmq.tx.postgres.blocking import enqueue, insert_token
 from txmq.tx.postgres.outbox import NewOutboxRow
 
-# The commands of cluster.md need a Kafka: tests/broker/cluster/test_failover.py has them.
+# Those of cluster.md need a Kafka: tests/broker/cluster/test_failover.py has them.
 PAGES = sorted(
     page
     for page in (Path(__file__).parents[2] / "docs" / "operations").glob("*.md")

@@ -134,7 +134,7 @@ class _Watched:
 def begin_log(loop: Loop, partition: Partition) -> None:
     """Write the genesis of a log."""
     reported: list[Exception | None] = []
-    partition.produce(encode(Genesis(LOG_ID, 0, 0)), lambda error, _: reported.append(error))
+    partition.produce(encode(Genesis(LOG_ID, 0, 0, 0)), lambda error, _: reported.append(error))
     loop.run_until(lambda: reported, "a genesis")
     assert reported == [None]
 
