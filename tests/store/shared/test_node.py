@@ -161,6 +161,16 @@ def test_a_follower_that_lags_does_not_claim() -> None:
     assert not node.claim(0.0)  # one at a time
 
 
+def test_a_node_that_does_not_read_its_own_claim_ends() -> None:
+    world = World()
+    node = follower(world)
+    tick_to(node, 3.0)
+    offset, reported = world.arrive()
+    reported(None, offset)
+    tick_to(node, 7.0)
+    assert (world.told[-1], world.under_way) == (End.UNDELIVERED, [])
+
+
 def test_a_lost_claim_makes_a_follower_again() -> None:
     world = World()
     node = follower(world)

@@ -181,7 +181,12 @@ class Node:
         if self.state is State.LEADING:
             self._lead_on()
         elif now - self._quiet_since >= self._patience:
-            self.claim(now)
+            if self.state is State.CLAIMING and self._in_flight is None:
+                # A reader that stands still looks like silence: its node would depose
+                # one leader after the other.
+                self._finish(End.UNDELIVERED, "its own claim was taken, and it does not read it")
+            else:
+                self.claim(now)
 
     def claim(self, now: float) -> bool:
         """Try to become the leader. Return False where that has to wait.
