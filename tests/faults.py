@@ -1223,6 +1223,7 @@ FAULTS: dict[int, tuple[str, ...]] = {
     326: ("test_a_topic_that_may_lose_records_is_told_by_the_setting",),
     327: ("test_an_error_of_a_read_skips_no_record",),
     328: ("test_a_node_that_does_not_read_its_own_claim_ends",),
+    329: ("test_a_request_times_out_though_signals_come_all_the_time",),
     190: (
         "test_a_hook_that_lies_publishes_nothing",
         "test_hooks_publish_a_phantom_and_txmq_does_not",

@@ -74,6 +74,7 @@ DEEP: Final = {
     ),
     "packages, benchmarks and other tools": (
         "tests/checkers",
+        "tests/test_bench_against.py",
         "tests/test_bench_harness.py",
         "tests/test_bench_letters.py",
         "tests/test_bench_yardsticks.py",

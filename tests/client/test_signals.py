@@ -69,10 +69,13 @@ FORKED = """
 import os, signal, txmq
 with txmq.connect(URL) as client, client.consumer(GROUP, [GROUP]) as consumer:
     consumer.stop_on_signals()
+    reads, writes = os.pipe()
     child = os.fork()
     if not child:
+        os.write(writes, b"1")  # what comes before, Python forgets in a child
         signal.pause()
         os._exit(0)
+    os.read(reads, 1)
     os.kill(child, signal.SIGTERM)
     print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), consumer.closed, flush=True)
 """

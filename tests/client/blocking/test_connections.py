@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import threading
 import time
 from collections.abc import Callable
+from itertools import count
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -37,6 +39,7 @@ from txmq.wire.hello import BrokerLimits, Hello, Welcome
 WELCOME = (
     '{"version":%d,"broker":"b","log_id":"%s","boot_epoch":1,"limits":{"frame":9999,"message":99}}'
 )
+EACH_S = 0.05  # from one signal to the next
 Connect = Callable[..., Client]
 
 
@@ -373,3 +376,23 @@ def test_a_client_without_a_service_names_no_process() -> None:
 def _closed_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         return int(listener.getsockname()[1])
+
+
+def test_a_request_times_out_though_signals_come_all_the_time() -> None:
+    """A kernel's time-out begins anew with each of them."""
+    signals = count()
+
+    def interrupt(_signal: int, _frame: object) -> None:
+        assert next(signals) < PATIENCE_S / EACH_S, "it waits for ever"
+
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"txmq://127.0.0.1:{silent.getsockname()[1]}"
+        before = signal.signal(signal.SIGALRM, interrupt)
+        signal.setitimer(signal.ITIMER_REAL, EACH_S, EACH_S)
+        try:
+            with pytest.raises(BrokerUnavailable, match="did not answer in time"):
+                txmq.connect(url, timeout=0.5).call("topic.list")
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, before)
+    assert next(signals) > 1

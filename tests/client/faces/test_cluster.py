@@ -365,7 +365,17 @@ def names(kind: type) -> set[str]:
 
 
 OF_ONE_BROKER = {"assignment", "epoch", "group", "member"}
-IN_THREADS = {"count", "inbox_of", "inbox_name", "parts", "start", "taken", "join"}
+IN_THREADS = {
+    "count",
+    "inbox_name",
+    "inbox_of",
+    "join",
+    "parts",
+    "settled",
+    "start",
+    "taken",
+    "tell",
+}
 
 
 def test_a_cluster_has_the_calls_of_one_broker() -> None:

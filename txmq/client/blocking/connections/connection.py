@@ -1,18 +1,20 @@
 """A blocking connection: the caller's own thread writes a request and reads its reply.
 
-Time-outs are the kernel's (SO_RCVTIMEO): those of Python cost one more system call for
-each receive. After a time-out, an I/O error or a protocol error the connection is
-closed, because a late reply must not meet a later request.
+A receive waits by poll, whose rest Python computes again after each signal. The
+kernel's time-out (SO_RCVTIMEO) would save that system call, and begins anew with each
+signal, or when a process that was stopped goes on: one with a timer never times out.
+After a time-out, an I/O error or a protocol error the connection is closed, because a
+late reply must not meet a later request.
 """
 
 from __future__ import annotations
 
 import errno
 import socket
-import struct
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from select import POLLIN, POLLOUT, poll
 from typing import Any
 
 from txmq.client.protocol.address import Address, Addresses, TlsSettings
@@ -33,7 +35,6 @@ from txmq.wire.json import parse_result
 from txmq.wire.lost_peers import notice_lost_peer
 from txmq.wire.status import OK
 
-TIMEVAL = struct.Struct("ll")
 READ_BYTES = 1 << 16  # of one receive; above, malloc maps and unmaps memory each time
 LARGE_READ_BYTES = 1 << 20  # within a large reply
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.02, 0.5  # between rounds of attempts to connect
@@ -51,7 +52,9 @@ class Connection:
         self.conversation = conversation
         self.address = address
         self.closed = False
-        self._timeout = -1.0
+        self._readable, self._writable = poll(), poll()
+        self._readable.register(sock, POLLIN)
+        self._writable.register(sock, POLLOUT)
         self._replies: dict[int, Frame] = {}
         self._callbacks: dict[int, Callable[[Frame], None]] = {}
 
@@ -138,11 +141,13 @@ class Connection:
 
         For callers with several requests in flight.
         """
-        self._set_timeouts(deadline)
+        size = LARGE_READ_BYTES if self.conversation.in_large_reply else READ_BYTES
         try:
-            data = self.socket.recv(
-                LARGE_READ_BYTES if self.conversation.in_large_reply else READ_BYTES
-            )
+            while True:
+                self._wait(self._readable, deadline)
+                with suppress(BlockingIOError):  # a part of a record of TLS
+                    data = self.socket.recv(size, socket.MSG_DONTWAIT)
+                    break
             if data:
                 return self.conversation.receive(data)
         except OSError as error:
@@ -199,9 +204,13 @@ class Connection:
             self.socket.shutdown(socket.SHUT_RDWR)
 
     def _send(self, pieces: Sequence[bytes], deadline: float) -> None:
-        self._set_timeouts(deadline)
+        if deadline <= time.monotonic():
+            raise self._lost(TimeoutError())
         try:
-            sent = self.socket.sendmsg(pieces[:BUFFERS_AT_ONCE])
+            try:
+                sent = self.socket.sendmsg(pieces[:BUFFERS_AT_ONCE], (), socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                sent = 0
             if sent < sum(map(len, pieces)):
                 self._send_rest(b"".join(pieces)[sent:], deadline)
         except OSError as error:
@@ -213,22 +222,15 @@ class Connection:
     def _send_rest(self, rest: bytes, deadline: float) -> None:
         view = memoryview(rest)
         while view:
-            self._set_timeouts(deadline)
-            view = view[self.socket.send(view) :]
+            self._wait(self._writable, deadline)
+            with suppress(BlockingIOError):
+                view = view[self.socket.send(view, socket.MSG_DONTWAIT) :]
 
-    def _set_timeouts(self, deadline: float) -> None:
-        """Set the kernel's time-outs for the next step, unless they are close
-        enough.
-        """
+    def _wait(self, socket_is: poll, deadline: float) -> None:
+        """Wait until the socket is ready. Raises TimeoutError at the deadline."""
         left = deadline - time.monotonic()
-        if left <= 0:
-            raise self._lost(TimeoutError())
-        if not left <= self._timeout <= 1.1 * left:
-            self._timeout = 1.02 * left
-            seconds = int(self._timeout)
-            value = TIMEVAL.pack(seconds, max(1, int((self._timeout - seconds) * 1e6)))
-            self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, value)
-            self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, value)
+        if left <= 0 or not socket_is.poll(left * 1_000):
+            raise TimeoutError
 
     def _lost(self, error: OSError | None) -> ConnectionLost | RequestTimeout | ClientClosed:
         """Close the connection and return its error. None: the peer closed it."""
