@@ -30,7 +30,6 @@ from txmq.core.topics.sends import StoreBatch
 from txmq.core.topics.topics import CreateTopic
 from txmq.errors import NodeEnded, StoreClosed
 from txmq.model.message import Message
-from txmq.model.units import MIB
 from txmq.store.filesystem import RealFileSystem
 from txmq.store.log.segment import HEADER_SIZE
 from txmq.store.shared import node as node_module
@@ -44,6 +43,7 @@ GENESIS = Genesis(UUID(int=1), 0, HEADER_SIZE, 1_000)
 FAULTS_S, SETTLE_S = 20.0, 12.0
 FAULT_S = 1.2  # from one fault to the next, on average
 SLICE = 100  # most bytes of a slice here, so that a flush takes several
+SEGMENT = 6_000
 TICK_S, STORE_S, SEND_S = 0.07, 0.3, 0.15
 
 
@@ -57,7 +57,10 @@ class ReplicaMachine:
 
     def __init__(self, cluster: Replicas, name: str, data: Path) -> None:
         self.name, self._cluster = name, cluster
-        self._settings = BrokerSettings(data=data, segment_bytes=MIB, preallocate_bytes=4_096)
+        settings = BrokerSettings(data=data, preallocate_bytes=4_096)
+        # less than anybody may set, so that a run has many segments and snapshots
+        small = {"segment_bytes": SEGMENT, "snapshot_bytes": 3 * SEGMENT}
+        self._settings = settings.model_copy(update=small)
         self._process = 0
         self._calls: list[Callable[[], None]] = []
         self.stands_still = self.is_cut_off = False

@@ -75,8 +75,12 @@ def run(
     reactor.run()
     if trouble:
         raise trouble[0]
-    if isinstance(service.failure, NodeEnded):
-        _follow_again(service.failure)
+    ended = service.failure
+    if isinstance(ended, NodeEnded):
+        # The signal may come while the node ends, and may itself end it.
+        if ended.may_follow and reactor._exitSignal is not None:  # noqa: SLF001  # Twisted's
+            return
+        _follow_again(ended)
     if service.failure is not None:
         raise _stopped_by(service.failure)
     if not service.drained:

@@ -8,7 +8,7 @@ from typing import Final
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 
 from txmq.broker.cluster.kafka_client import KafkaAddress, unavailable
-from txmq.broker.cluster.kafka_partition import NUMBER, SAFE_WRITES, WHOLE_READS
+from txmq.broker.cluster.kafka_partition import LOST, NUMBER, SAFE_WRITES, WHOLE_READS
 from txmq.errors import ConfigError
 from txmq.store.shared.records import Genesis, decode, encode
 
@@ -57,7 +57,7 @@ def read_genesis(kafka: KafkaAddress, topic: str) -> Genesis:
 
 
 def _first(consumer: Consumer) -> bytes | None:
-    """Return the first record, None for an empty topic."""
+    """Return the first record, None for an empty topic; b"" where it was removed."""
     until = time.monotonic() + WITHIN_S
     while time.monotonic() < until:
         try:
@@ -71,4 +71,6 @@ def _first(consumer: Consumer) -> bytes | None:
             return message.value() or b""
         if error.code() == KafkaError._PARTITION_EOF:
             return None
+        if error.code() in LOST:
+            return b""
     raise unavailable("read the first record", KafkaError(KafkaError._TIMED_OUT))

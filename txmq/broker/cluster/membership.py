@@ -17,6 +17,7 @@ from txmq.broker.cluster.kafka_partition import KafkaPartition
 from txmq.broker.cluster.kafka_topic import check
 from txmq.broker.cluster.replica import Replica
 from txmq.broker.reactor.steady_clock import ELAPSED
+from txmq.errors import LogUnavailable
 from txmq.store.shared.node import Node, State, Timing
 from txmq.store.shared.rules import Place
 from txmq.store.shared.stored_place import load_place
@@ -32,12 +33,13 @@ if TYPE_CHECKING:
 
 TICKS = 5  # in each third of the lease
 LEAVES_WITHIN_S = 5.0
+RETRY_S = 1.0
 log = structlog.get_logger()
 
 
 class Membership:
-    """The node of one broker's process. Raises ConfigError for a topic that may lose
-    what it has, LogUnavailable where Kafka does not answer.
+    """The node of one broker's process. Waits for Kafka, which may have been the reason
+    to start again. Raises ConfigError for a topic that may lose what it has.
     """
 
     def __init__(
@@ -51,13 +53,23 @@ class Membership:
         self._settings, self._name, self._reactor = settings, name, reactor
         self._failed = failed
         self._kafka = KafkaAddress(settings.kafka, settings.options)
-        check(self._kafka, settings.topic, settings.accept)
+        self._check()
         self._partition: KafkaPartition | None = None
         self._replica: Replica | None = None
         self._node: Node | None = None
         self._tick_s = 0.0
         self._leaves = False
         self.on_lease: Callable[[], None] = lambda: None  # at each tick with the lease
+
+    def _check(self) -> None:
+        while True:
+            try:
+                check(self._kafka, self._settings.topic, self._settings.accept)
+            except LogUnavailable as away:
+                log.warning("cluster.waits", reason=str(away))
+                time.sleep(RETRY_S)
+            else:
+                return
 
     def genesis(self) -> Genesis:
         """Read how the log begins, for an empty data directory."""

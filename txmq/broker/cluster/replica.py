@@ -17,7 +17,7 @@ from twisted.internet.defer import Deferred, fail
 from twisted.python.failure import Failure
 
 from txmq.broker.data_directory.storage import roll_forward
-from txmq.errors import NodeEnded
+from txmq.errors import NodeEnded, StoreError
 from txmq.store.shared.node import End, Node
 from txmq.store.shared.records import Claim, PartitionRecord, Slice
 from txmq.store.shared.rules import Place
@@ -85,19 +85,27 @@ class Replica:
     # what the node tells
 
     def counted(self, record: PartitionRecord, place: Place) -> None:
-        """Take over what another node wrote."""
-        if isinstance(record, Claim):
-            self._slices.cut()
-            log.info("cluster.claim", node=record.node, epoch=place.epoch)
-        elif isinstance(record, Slice):
-            flush = self._slices.add(record)
-            flush = flush and after(flush, self._engine.store.end)
-            if flush:
-                self._take_over(flush)
+        """Take over what another node wrote. A copy that lacks a record ends its
+        process: a full disk, or an event that this version does not know.
+        """
+        engine = self._engine
+        if engine.failed is not None:
+            return
+        try:
+            self._count(record, place)
+        except Exception:  # noqa: BLE001  # the node would go on without the record
+            engine.fail(Failure())
 
     def leads(self, place: Place) -> None:
-        """Lead from here on."""
-        assert self._engine.store.end == place.end, "a follower has all that counts"
+        """Lead from here on. A copy with more than counts, or less, must not: it would
+        lead for ever, and serve nothing.
+        """
+        engine, end = self._engine, self._engine.store.end
+        if end != place.end:
+            said = f"this copy of the shared log ends at {end}, what counts ends at {place.end}"
+            engine.fail(Failure(StoreError(said, hint=_COPY)))
+        if engine.failed is not None:
+            return
         self._written = place.end
         self.leading.callback(place)
 
@@ -131,6 +139,16 @@ class Replica:
         waiting: Deferred[None] = Deferred()
         self._flushes.append((flush.end, waiting))
         return waiting
+
+    def _count(self, record: PartitionRecord, place: Place) -> None:
+        if isinstance(record, Claim):
+            self._slices.cut()
+            log.info("cluster.claim", node=record.node, epoch=place.epoch)
+        elif isinstance(record, Slice):
+            flush = self._slices.add(record)
+            flush = flush and after(flush, self._engine.store.end)
+            if flush:
+                self._take_over(flush)
 
     def _take_over(self, flush: Flush) -> None:
         engine, store = self._engine, self._engine.store

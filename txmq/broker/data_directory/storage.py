@@ -120,7 +120,7 @@ def _open_locked(
         if log_id is None:
             _require_unused(fs, directory)
         tables = None if log_id is None else LmdbTables.open(directory / "index", log_id=log_id)
-        known = KnownPositions()
+        known, new_log_id, created_at = KnownPositions(), uuid4(), now
         if tables is not None and log_id is not None:
             opened.callback(tables.close)
             snapshot = newest_snapshot(fs, str(directory), log_id)
@@ -131,11 +131,15 @@ def _open_locked(
             )
             if genesis is None:
                 _require_alone(directory, tables)
-            else:
+        if genesis is not None:
+            place = None if tables is None else load_place(tables)
+            if place is None or place.log_id is None:
+                new_log_id, _, _, created_at = genesis()
+                if tables is not None:
+                    may_be_cut = place is not None or not tables.position
+                    _require_copy(directory, is_copy=may_be_cut and log_id == new_log_id)
+            if tables is not None:
                 cut_log(fs, str(directory), max(tables.position, HEADER_SIZE))
-        new_log_id, created_at = uuid4(), now
-        if genesis is not None and log_id is None:
-            new_log_id, _, _, created_at = genesis()
         log, report = Log.open(
             fs,
             str(directory),
@@ -176,6 +180,15 @@ def _require_alone(directory: Path, tables: LmdbTables) -> None:
         raise StoreError(
             f"{directory} is a copy of a cluster's log",
             hint="start it with its section [cluster]; let the leading node make changes",
+        )
+
+
+def _require_copy(directory: Path, *, is_copy: bool) -> None:
+    """Raise StoreError for the log of a broker alone, which a cut would destroy."""
+    if not is_copy:
+        raise StoreError(
+            f"{directory} has a log that is not the cluster's",
+            hint="give a node of a cluster an empty data directory, or a copy of another node's",
         )
 
 

@@ -1,0 +1,265 @@
+"""How a node of a cluster ends, and what it does not start with."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import pytest
+from twisted.internet.defer import Deferred, execute
+from twisted.internet.testing import MemoryReactorClock
+from twisted.python.failure import Failure
+
+from txmq.broker.cluster import kafka_genesis, membership
+from txmq.broker.cluster.kafka_client import KafkaAddress
+from txmq.broker.cluster.kafka_partition import LOST
+from txmq.broker.cluster.membership import Membership
+from txmq.broker.cluster.replica import Replica
+from txmq.broker.data_directory.storage import OpenedDirectory, open_directory
+from txmq.broker.engine.engine import Engine
+from txmq.broker.service import BrokerService, Lifecycle
+from txmq.config.broker import BrokerSettings, ClusterSettings, SettingsFile
+from txmq.errors import ConfigError, DiskFull, LogUnavailable, StoreError
+from txmq.store.filesystem import RealFileSystem
+from txmq.store.log.segment import HEADER_SIZE, list_segments
+from txmq.store.log.writer import Flush
+from txmq.store.shared.records import Genesis, Slice
+from txmq.store.shared.rules import Place
+from txmq.store.shared.slices import segment_bytes
+from txmq.testing.wait import PATIENCE_S
+
+GENESIS = Genesis(UUID(int=1), 0, HEADER_SIZE, 1_000)
+FS = RealFileSystem()
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    (data := tmp_path / "data").mkdir(mode=0o700)
+    return data
+
+
+class Threads(MemoryReactorClock):
+    """A reactor that makes the calls of threads at once."""
+
+    running = True
+
+    def callFromThread(self, function: Any, *args: object) -> None:  # noqa: N802
+        function(*args)
+
+
+class OneNode:
+    """The membership of a node whose claim counts at once, and its boot never."""
+
+    def __init__(self) -> None:
+        self.flushes: list[Deferred[None]] = []
+
+    def copy_to(self, engine: Engine, _tables: object) -> Any:
+        self._engine = engine
+        engine.replicate = self._replicate
+        return lambda: Place(0, 0, GENESIS.log_id, 0, bytes(16), HEADER_SIZE, HEADER_SIZE)
+
+    def _replicate(self, flush: Flush) -> Deferred[None]:
+        self._engine.store.write(flush, sync=False)
+        self.flushes.append(Deferred())
+        return self.flushes[-1]
+
+    async def lead(self) -> Place:
+        return Place(1, 0, GENESIS.log_id, 1, bytes(16), HEADER_SIZE, HEADER_SIZE)
+
+    async def leave(self) -> None:
+        """As where Kafka does not answer."""
+
+
+def test_a_node_ends_without_an_error_while_its_boot_may_not_count(
+    data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node, reactor = OneNode(), Threads()  # type: ignore[no-untyped-call]  # Twisted's
+    settings = SettingsFile(broker=BrokerSettings(data=data), cluster=ClusterSettings(kafka="k:1"))
+    service = BrokerService(settings, reactor)
+
+    def join() -> Any:
+        service._cluster = node  # type: ignore[assignment]
+        return lambda: GENESIS
+
+    monkeypatch.setattr(service, "_join_cluster", join)
+    service.open()
+    Deferred.fromCoroutine(service.start())
+    reactor.advance(0)  # the flush of the boot
+    assert len(node.flushes) == 1
+    service.stop()
+    assert (service.life, service.failure) == (Lifecycle.CLOSED, None)
+    service._opened.tables.close()
+    again = open_directory(FS, settings.broker, 1, lambda: GENESIS)
+    assert again.log.end == HEADER_SIZE
+    assert again.state.boot_epoch == 0
+    again.tables.close()
+    again.log.close()
+
+
+ENDED = """
+import os, signal, sys
+from twisted.internet.defer import Deferred
+import txmq.broker.process as process
+from txmq.errors import NodeEnded
+
+ended = NodeEnded("another node leads")
+ended.may_follow = True
+
+class Service:
+    failure, drained = None, True
+
+    def __init__(self, _settings, reactor, *_given, **_named):
+        self.reactor = reactor
+
+    def open(self):
+        pass
+
+    async def start(self):
+        if {signal_at!r} == "before":
+            os.kill(os.getpid(), signal.SIGTERM)
+        else:
+            self.failure = ended
+            self.reactor.stop()
+        await Deferred()
+
+    def stop(self):
+        if {signal_at!r} == "while it ends":
+            os.kill(os.getpid(), signal.SIGTERM)
+        self.failure = ended
+
+process.BrokerService = Service
+process.os.execv = lambda *_given: sys.exit(3)
+process.run(None, ready=print)
+"""
+
+
+@pytest.mark.parametrize(
+    ("signal_at", "status"), [("never", 3), ("before", 0), ("while it ends", 0)]
+)
+def test_a_deposed_node_follows_again_unless_it_was_told_to_end(
+    signal_at: str, status: int
+) -> None:
+    program = ENDED.format(signal_at=signal_at)
+    ended = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False,
+        timeout=PATIENCE_S,
+    )  # fmt: skip
+    assert ended.returncode == status, ended.stderr
+
+
+def at_once(function: Any, *args: object) -> Deferred[Any]:
+    return execute(function, *args)
+
+
+def engine_of(opened: OpenedDirectory) -> Engine:
+    clock: Any = MemoryReactorClock()
+    return Engine(opened.log, opened.state, clock=clock, now=lambda: 5, in_thread=at_once)
+
+
+class Copy:
+    """A node's engine and replica over an empty copy, and what would reach it."""
+
+    def __init__(self, data: Path, directory: Path) -> None:
+        self.settings = BrokerSettings(data=data)
+        opened = open_directory(FS, self.settings, 1, lambda: GENESIS)
+        self.log, self.tables = opened.log, opened.tables
+        self.engine = engine_of(opened)
+        self.failures: list[Failure] = []
+        self.engine.on_failure = self.failures.append
+        self.replica = Replica(self.engine, lambda: 0.0)
+        self._leader = directory
+
+    def slice(self) -> Slice:
+        """Return what another node wrote first."""
+        (data := self._leader / "leader").mkdir(mode=0o700)
+        opened = open_directory(FS, BrokerSettings(data=data), 1, lambda: GENESIS)
+        engine = engine_of(opened)
+        engine.replicate = lambda _flush: Deferred()
+        engine.boot("n")
+        flush = opened.log.cut()
+        assert flush is not None
+        [(bytes_, begins)] = segment_bytes(flush, GENESIS.log_id, HEADER_SIZE)
+        opened.tables.close()
+        opened.log.close()
+        end = HEADER_SIZE + len(bytes_)
+        return Slice(GENESIS.log_id, 1, b"n" * 16, HEADER_SIZE, end, bytes_, begins)
+
+    def close(self) -> None:
+        self.tables.close()
+        self.log.close()
+
+
+def test_a_copy_without_space_for_a_record_ends(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy = Copy(data, tmp_path)
+    part = copy.slice()
+
+    def full(*_given: object, **_named: object) -> None:
+        raise DiskFull("no space")
+
+    monkeypatch.setattr(copy.log, "write", full)
+    place = Place(2, 0, GENESIS.log_id, 1, part.nonce, part.end, part.end)
+    copy.replica.counted(part, place)
+    copy.replica.counted(part._replace(start=part.end, whole=2 * part.end), place)  # not taken
+    assert [failure.type for failure in copy.failures] == [DiskFull]
+    copy.close()
+
+
+def test_a_copy_that_is_not_what_counts_leads_nothing(data: Path, tmp_path: Path) -> None:
+    copy = Copy(data, tmp_path)
+    copy.replica.leads(Place(2, 0, GENESIS.log_id, 1, bytes(16), 500, 500))
+    assert not copy.replica.leading.called
+    assert [failure.type for failure in copy.failures] == [StoreError]
+    copy.close()
+
+
+def test_the_log_of_a_broker_alone_is_not_cut(data: Path) -> None:
+    settings = BrokerSettings(data=data)
+    alone = open_directory(FS, settings, 1)
+    engine = engine_of(alone)
+    engine.boot("n")
+    alone.tables.close()
+    alone.log.close()
+    before = [Path(found.path).read_bytes() for found in list_segments(FS, str(data))]
+    with pytest.raises(StoreError, match="not the cluster's"):
+        open_directory(FS, settings, 1, lambda: GENESIS)
+    assert [Path(found.path).read_bytes() for found in list_segments(FS, str(data))] == before
+
+
+def test_a_node_waits_for_kafka(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers: list[Exception | None] = [LogUnavailable("away"), LogUnavailable("away"), None]
+
+    def check(*_given: object) -> None:
+        if (answer := answers.pop(0)) is not None:
+            raise answer
+
+    monkeypatch.setattr(membership, "check", check)
+    monkeypatch.setattr(membership, "RETRY_S", 0.0)
+    Membership(ClusterSettings(kafka="k:1"), "n", MemoryReactorClock(), lambda _failure: None)
+    assert not answers
+
+
+def test_a_partition_whose_beginning_was_removed_says_what_to_copy(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Removed:
+        def code(self) -> int:
+            return LOST[0]
+
+    class Reader:
+        def assign(self, _places: object) -> None: ...
+        def close(self) -> None: ...
+        def error(self) -> Removed:
+            return Removed()
+
+        def poll(self, _seconds: float) -> Reader:
+            return self
+
+    monkeypatch.setattr(KafkaAddress, "client", lambda *_given: Reader())
+    monkeypatch.setattr(kafka_genesis, "WITHIN_S", 0.5)
+    with pytest.raises(ConfigError, match="does not begin with a log"):
+        kafka_genesis.read_genesis(KafkaAddress("k:1"), "log")
