@@ -1224,6 +1224,19 @@ FAULTS: dict[int, tuple[str, ...]] = {
     327: ("test_an_error_of_a_read_skips_no_record",),
     328: ("test_a_node_that_does_not_read_its_own_claim_ends",),
     329: ("test_a_request_times_out_though_signals_come_all_the_time",),
+    330: ("test_the_log_of_a_broker_alone_is_not_cut",),
+    331: (
+        "test_a_copy_without_space_for_a_record_ends",
+        "test_a_copy_that_is_not_what_counts_leads_nothing",
+    ),
+    332: (
+        "test_a_node_ends_without_an_error_while_its_boot_may_not_count",
+        "test_a_deposed_node_follows_again_unless_it_was_told_to_end",
+    ),
+    333: (
+        "test_a_node_waits_for_kafka",
+        "test_a_partition_whose_beginning_was_removed_says_what_to_copy",
+    ),
     190: (
         "test_a_hook_that_lies_publishes_nothing",
         "test_hooks_publish_a_phantom_and_txmq_does_not",
