@@ -669,6 +669,20 @@ def test_letters_are_found_edited_and_delivered_again(console: Console) -> None:
     assert "owned" not in driver.title
 
 
+def test_messages_that_wait_for_their_retry_are_hastened_buried_and_skipped(
+    console: Console,
+) -> None:
+    with peer(console.broker) as shop:
+        assert len(shop.dead_letters("waiting", "orders", 3, delay_ms=3_600_000)) > 2
+    for label in ("Retry now", "Bury", "Skip"):
+        console.open("letters/waiting?filter=state%3Aretrying")
+        console.click("[name=letters]")
+        press_button(console, label)
+        text = acted(console) if label == "Retry now" else say_why(console, label)
+        assert "done 1" in text.replace("\n", " ")
+        leave(console)
+
+
 def test_a_plan_runs_before_the_eyes_of_its_operator(console: Console) -> None:
     driver = console.browser.driver
     letters_of(console, "bees")

@@ -82,10 +82,15 @@ class Peer:
         return name.hex()
 
     def dead_letters(
-        self, group: str, topic: str, count: int, errors: Sequence[dict[str, str]] = (NO_ORDER,)
+        self,
+        group: str,
+        topic: str,
+        count: int,
+        errors: Sequence[dict[str, str]] = (NO_ORDER,),
+        **how: object,
     ) -> list[tuple[str, int, int]]:
         """Make dead letters of this many messages of the topic, with errors that take
-        turns; return their places.
+        turns; return their places. `how` they fail instead of for good.
         """
         joined = self.call(
             "consumer.join", group=group, member="m-1", instance="i-1", topics=[topic]
@@ -97,7 +102,9 @@ class Peer:
                 for offset in range(chunk.base_offset, chunk.base_offset + chunk.rows):
                     error = errors[len(places) % len(errors)]
                     place = {"topic": topic, "partition": chunk.partition, "offset": offset}
-                    self.call("consumer.nack", **claim, **place, dead=True, error=error)
+                    self.call(
+                        "consumer.nack", **claim, **place, error=error, **how or {"dead": True}
+                    )
                     places.append((topic, chunk.partition, offset))
         self.call("consumer.leave", group=joined["group"], member="m-1", instance="i-1")
         return sorted(places)

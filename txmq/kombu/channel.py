@@ -206,6 +206,7 @@ class Channel(virtual.Channel):  # type: ignore[misc]  # Kombu has no types
         if not exchange:
             self._put(routing_key, message)
             return
+        self._link.publishing.check()  # before a read of the bindings meets the same trouble
         table = self.get_table(exchange)
         queues = self.typeof(exchange).lookup(table, exchange, routing_key, None)
         listened = self._link.bindings.is_listened(exchange)

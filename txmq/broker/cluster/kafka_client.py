@@ -10,6 +10,7 @@ from typing import Final, TypeVar
 
 import structlog
 from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka.admin import AdminClient
 
 from txmq.errors import ConfigError, LogUnavailable
 
@@ -67,7 +68,9 @@ class KafkaAddress:
                     "is no option of connections or logins",
                     hint=f"options begin with {', '.join(MAY_BE_SET)}, or are {VERIFY}",
                 )
-        own = {"bootstrap.servers": self.servers, "error_cb": self.note}
+        own: dict[str, object] = {"bootstrap.servers": self.servers}
+        # what fails an admin client says by its answers, and its thread outlives it
+        own["error_cb"] = _ignore if kind is AdminClient else self.note
         try:
             return kind({**self.options, **COMMON, **settings, **own})
         except KafkaException as failed:
@@ -79,6 +82,9 @@ class KafkaAddress:
         if now - self._noted_at.get(code, -inf) >= NOTE_EVERY_S:
             self._noted_at[code] = now
             log.warning("kafka.trouble", error=error.str(), hint=HINTS.get(code, ""))
+
+
+def _ignore(_error: KafkaError) -> None: ...
 
 
 def unavailable(doing: str, error: KafkaError) -> LogUnavailable:
