@@ -106,7 +106,7 @@ class Nodes:
         zombie.partition.release()
         self.decide(zombie)
         self.decide(self.leader)
-        assert not zombie.leads_on
+        self.loop.run_until(lambda: not zombie.leads_on, "the zombie has read the claim")
         self.faults["overtaken"] += 1
 
     def raced(self) -> None:
