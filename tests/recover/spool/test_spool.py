@@ -271,7 +271,8 @@ def test_spools_are_listed_beside_processes_that_come_and_go(tmp_path: Path) -> 
         problems |= {found.problem for found in spools_below(str(tmp_path))}
     process.join()
     assert problems <= {""}
-    assert list(tmp_path.iterdir()) == []
+    # Files that SQLite makes for a reader may keep a directory that was emptied.
+    assert [found.messages for found in spools_below(str(tmp_path)) if found.messages] == []
 
 
 def test_damage_is_put_aside_with_a_report_and_the_rest_comes() -> None:
