@@ -5,19 +5,18 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 
 import pytest
 
 from tests.reporting import Report
+from tests.simulation.seeds import chosen, find_bug, ranges
 from tests.simulation.shared_bugs import BUGS, Bug
 from tests.simulation.shared_nodes import Cluster
 
 SEEDS = 40
 SOAK_FIRST, SOAK_SEEDS = 100_000, 10_000
 SEEDS_PER_TEST = 20
-BUG_SEEDS = 60
 LEAST_PER_SEED = {
     "leaders": 3,
     "confirmed": 60,
@@ -34,15 +33,6 @@ LEAST_PER_SEED = {
     "late copies": 0.4,
     "given up and appended": 0.3,
 }  # on average; a count below it means that seeds no longer test this
-
-
-def _ranges(first: int, last: int, size: int) -> list[tuple[int, int]]:
-    return [(start, min(start + size, last)) for start in range(first, last, size)]
-
-
-def _chosen_seeds() -> list[tuple[int, int]]:
-    first, _, last = os.environ.get("TXMQ_SEEDS", f"0:{SEEDS}").partition(":")
-    return _ranges(int(first), int(last), SEEDS_PER_TEST)
 
 
 def _run_seeds(first: int, last: int) -> Counter[str]:
@@ -62,14 +52,14 @@ def _run_seeds(first: int, last: int) -> Counter[str]:
     return counts
 
 
-@pytest.mark.parametrize(("first", "last"), _chosen_seeds())
+@pytest.mark.parametrize(("first", "last"), chosen(SEEDS, SEEDS_PER_TEST))
 def test_a_shared_log_is_one_log_whatever_happens(first: int, last: int, report: Report) -> None:
     report({"seeds": last - first, **_run_seeds(first, last)})
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(3_600)
-@pytest.mark.parametrize(("first", "last"), _ranges(SOAK_FIRST, SOAK_FIRST + SOAK_SEEDS, 500))
+@pytest.mark.parametrize(("first", "last"), ranges(SOAK_FIRST, SOAK_FIRST + SOAK_SEEDS, 500))
 def test_ten_thousand_more_seeds_of_a_shared_log(first: int, last: int, report: Report) -> None:
     report({"seeds": last - first, **_run_seeds(first, last)})
 
@@ -81,17 +71,4 @@ SIMULATED = [bug for bug in BUGS if bug.first is not None]
 def test_a_planted_bug_of_a_shared_log_is_found(bug: Bug, report: Report) -> None:
     assert bug.first is not None
     with bug.around():
-        seeds = range(bug.first, bug.first + BUG_SEEDS)
-        found = next((seed for seed in seeds if _fails(seed, bug)), None)
-    assert found is not None, f"{BUG_SEEDS} seeds did not find: {bug.name}"
-    if found != bug.first:
-        report({"found by the later seed": found})
-
-
-def _fails(seed: int, bug: Bug) -> bool:
-    """Return whether the seed finds the bug, by a broken invariant or another error."""
-    try:
-        Cluster(seed, bug.plant).run()
-    except Exception:  # noqa: BLE001  # each error that ends the run has found the bug
-        return True
-    return False
+        find_bug(bug.name, bug.first, lambda seed: Cluster(seed, bug.plant).run(), report)

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Iterator
 
@@ -14,6 +13,7 @@ import structlog
 
 from tests.reporting import Report
 from tests.simulation.planted_bugs import BUGS, Bug
+from tests.simulation.seeds import chosen, find_bug, ranges
 from tests.simulation.simulation import Simulation
 
 pytestmark = pytest.mark.timeout(900)  # seeds need processor time only, which a busy machine lacks
@@ -21,7 +21,6 @@ SEEDS = 200  # 0.2 to 0.6 s of CPU each; make soak has 10,000 others
 FIRST_SEEDS = 50  # those of every change
 SOAK_FIRST, SOAK_SEEDS = 100_000, 10_000
 SEEDS_PER_TEST = 100  # several tests, so that processes share them
-BUG_SEEDS = 60
 LEAST_PER_SEED = {
     "seen": 50,
     "committed": 2,
@@ -76,15 +75,6 @@ def _quiet() -> Iterator[None]:
     structlog.configure(**before)
 
 
-def _ranges(first: int, last: int, size: int = SEEDS_PER_TEST) -> list[tuple[int, int]]:
-    return [(start, min(start + size, last)) for start in range(first, last, size)]
-
-
-def _chosen_seeds() -> list[tuple[int, int]]:
-    first, _, last = os.environ.get("TXMQ_SEEDS", f"0:{SEEDS}").partition(":")
-    return _ranges(int(first), int(last))
-
-
 def _run_seeds(first: int, last: int) -> Counter[str]:
     """Return the counts of seeds first..last-1.
 
@@ -107,19 +97,21 @@ def _run_seeds(first: int, last: int) -> Counter[str]:
     return counts
 
 
-@pytest.mark.parametrize(("first", "last"), _ranges(0, FIRST_SEEDS, FIRST_SEEDS // 2))
+@pytest.mark.parametrize(("first", "last"), ranges(0, FIRST_SEEDS, FIRST_SEEDS // 2))
 def test_every_invariant_holds_for_the_first_seeds(first: int, last: int) -> None:
     _run_seeds(first, last)
 
 
-@pytest.mark.parametrize(("first", "last"), _chosen_seeds())
+@pytest.mark.parametrize(("first", "last"), chosen(SEEDS, SEEDS_PER_TEST))
 def test_every_invariant_holds_for_every_seed(first: int, last: int, report: Report) -> None:
     report({"seeds": last - first, **_run_seeds(first, last)})
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(3_600)
-@pytest.mark.parametrize(("first", "last"), _ranges(SOAK_FIRST, SOAK_FIRST + SOAK_SEEDS))
+@pytest.mark.parametrize(
+    ("first", "last"), ranges(SOAK_FIRST, SOAK_FIRST + SOAK_SEEDS, SEEDS_PER_TEST)
+)
 def test_ten_thousand_more_seeds(first: int, last: int, report: Report) -> None:
     report({"seeds": last - first, **_run_seeds(first, last)})
 
@@ -127,17 +119,4 @@ def test_ten_thousand_more_seeds(first: int, last: int, report: Report) -> None:
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.name)
 def test_a_planted_bug_is_found(bug: Bug, report: Report) -> None:
     with bug.around():
-        seeds = range(bug.first, bug.first + BUG_SEEDS)
-        found = next((seed for seed in seeds if _fails(seed, bug)), None)
-    assert found is not None, f"{BUG_SEEDS} seeds did not find: {bug.name}"
-    if found != bug.first:
-        report({"found by the later seed": found})
-
-
-def _fails(seed: int, bug: Bug) -> bool:
-    """Return whether the seed finds the bug, by a broken invariant or another error."""
-    try:
-        Simulation(seed, bug.plant).run()
-    except Exception:  # noqa: BLE001  # each error that ends the run has found the bug
-        return True
-    return False
+        find_bug(bug.name, bug.first, lambda seed: Simulation(seed, bug.plant).run(), report)
