@@ -21,7 +21,7 @@ except ConfigError as refused:
 else:
     print("connected")
 """
-REFUSED = "has replaced the threads of this process, and calls would hang"
+REFUSED = "has replaced threads or select of this process, and calls would hang"
 
 
 @pytest.mark.parametrize(
@@ -30,6 +30,8 @@ REFUSED = "has replaced the threads of this process, and calls would hang"
         ("gevent.monkey", "gevent.monkey.patch_all()", f"gevent {REFUSED}"),
         ("gevent.monkey", "gevent.monkey.patch_all(thread=False, socket=False)", "connected"),
         ("eventlet", "eventlet.monkey_patch()", f"eventlet {REFUSED}"),
+        ("eventlet", "eventlet.monkey_patch(thread=False)", f"eventlet {REFUSED}"),
+        ("eventlet", "eventlet.monkey_patch(time=True)", "connected"),
         ("eventlet", "", "connected"),
     ],
 )

@@ -11,12 +11,15 @@ from txmq.errors import ConfigError
 # modules of the libraries, and the question to each whether it has patched threads
 _QUESTIONS: dict[str, Callable[[Any], bool]] = {
     "gevent.monkey": lambda monkey: monkey.is_module_patched("threading"),
-    "eventlet.patcher": lambda patcher: patcher.is_monkey_patched("thread"),
+    "eventlet.patcher": lambda patcher: (
+        # with select it takes poll away
+        patcher.is_monkey_patched("thread") or patcher.is_monkey_patched("select")
+    ),
 }
 
 
 def require_threads() -> None:
-    """Require the threads and sockets of the system. Raises ConfigError.
+    """Require the threads, sockets and poll of the system. Raises ConfigError.
 
     With those of gevent and eventlet, calls wait for what nobody does, and time-outs of
     sockets are ignored.
@@ -27,7 +30,7 @@ def require_threads() -> None:
             library = name.partition(".")[0]
             raise ConfigError(
                 "connect",
-                f"{library} has replaced the threads of this process, and calls would hang",
+                f"{library} has replaced threads or select of this process, and calls would hang",
                 hint="use workers that are threads or processes, such as gunicorn's gthread and"
-                " Celery's prefork or threads, or patch without threads and sockets",
+                " Celery's prefork or threads, or patch without threads, sockets and select",
             )

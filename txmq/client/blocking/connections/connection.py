@@ -10,11 +10,11 @@ late reply must not meet a later request.
 from __future__ import annotations
 
 import errno
+import select
 import socket
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from select import POLLIN, POLLOUT, poll
 from typing import Any
 
 from txmq.client.protocol.address import Address, Addresses, TlsSettings
@@ -52,9 +52,9 @@ class Connection:
         self.conversation = conversation
         self.address = address
         self.closed = False
-        self._readable, self._writable = poll(), poll()
-        self._readable.register(sock, POLLIN)
-        self._writable.register(sock, POLLOUT)
+        self._readable, self._writable = select.poll(), select.poll()
+        self._readable.register(sock, select.POLLIN)
+        self._writable.register(sock, select.POLLOUT)
         self._replies: dict[int, Frame] = {}
         self._callbacks: dict[int, Callable[[Frame], None]] = {}
 
@@ -226,7 +226,7 @@ class Connection:
             with suppress(BlockingIOError):
                 view = view[self.socket.send(view, socket.MSG_DONTWAIT) :]
 
-    def _wait(self, socket_is: poll, deadline: float) -> None:
+    def _wait(self, socket_is: select.poll, deadline: float) -> None:
         """Wait until the socket is ready. Raises TimeoutError at the deadline."""
         left = deadline - time.monotonic()
         if left <= 0 or not socket_is.poll(left * 1_000):
