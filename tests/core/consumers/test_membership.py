@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from tests.core.consumers.world import QUICK, ConsumersWorld
+from txmq.core.consumers import membership
 from txmq.core.consumers.commands import LeaveGroup, PauseGroup, Rebalance
 from txmq.core.consumers.membership import MAX_MEMBERS
 from txmq.core.events.consumers import (
@@ -14,6 +15,7 @@ from txmq.core.events.consumers import (
     GroupDeleted,
     MemberJoined,
     MemberLeft,
+    PositionsBegun,
     Rebalanced,
     Returned,
 )
@@ -28,6 +30,7 @@ from txmq.errors import (
     UnknownMember,
     UnknownTopic,
 )
+from txmq.model.units import SECOND
 
 
 @pytest.fixture
@@ -133,14 +136,40 @@ def test_a_static_member_needs_a_name_and_an_assignment(
     assert world.join("a", static=True, **options).error is BadRequest
 
 
-@pytest.mark.parametrize(("start", "offsets"), [("first", [0, 1, 2]), ("last", [2]), (1, [1, 2])])
+@pytest.mark.parametrize(
+    ("start", "offsets"), [("first", [0, 1, 2]), ("last", [2]), ("time", [1, 2])]
+)
 def test_a_new_group_begins_where_it_wants(
-    world: ConsumersWorld, start: str | int, offsets: list[int]
+    world: ConsumersWorld, start: str, offsets: list[int]
 ) -> None:
-    world.publish("t", 1, 2)
-    world.join("a", start=start, starts=(("t", 0, 1),))
+    world.publish("t", 1)
+    world.now += SECOND
+    world.publish("t", 2)
+    world.join("a", start=world.now if start == "time" else start)
     world.publish("t", 3)
     assert world.offsets("a") == offsets
+
+
+def test_a_join_begins_very_many_partitions_by_steps_of_whole_topics(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(membership, "STEP_POSITIONS", 3)
+    world = ConsumersWorld(t=2, u=2, v=1, w=2)
+    topics = ("t", "u", "v", "w")
+    for name in topics:
+        world.publish(name, 1)
+    assert world.join("a", *topics, start="last") is None
+    assert world.events(0)[-2:] == [
+        GroupCreated(1, "g", GroupSettings(start="last"), 0, temporary=False, epochs=()),
+        PositionsBegun(1, ((1, 0, 1), (1, 1, 0), (2, 0, 1), (2, 1, 0))),
+    ]
+    assert world.group().members == {}
+    since = len(world.log)
+    reply = world.join("a", *topics, start="last")
+    [_joined, rebalanced] = world.events(since)
+    assert rebalanced.starts == ((3, 0, 1), (4, 0, 1), (4, 1, 0))
+    assert len(reply.assignment) == 7
+    assert world.replayed().groups.by_name["g"] == world.group()
 
 
 def test_partitions_that_a_topic_has_grown_are_read_from_their_beginning(

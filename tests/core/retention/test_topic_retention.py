@@ -8,7 +8,7 @@ import pytest
 
 from tests.core.consumers.world import BATCH, QUICK, ConsumersWorld
 from tests.core.driver import RECORD, Driver, token
-from txmq.broker.engine.log_reader import offset_at_time, visible_end
+from txmq.broker.engine.log_reader import visible_end
 from txmq.core.consumers.commands import (
     AbandonLetters,
     AdvanceGroupWork,
@@ -26,6 +26,7 @@ from txmq.core.retention.letter_retention import ExpireLetters
 from txmq.core.retention.relocation import CopyMessages, RepointMessages, RetainedMessage
 from txmq.core.retention.topic_retention import ApplyRetention, RetentionLimits, RetentionReply
 from txmq.core.state import log_pins
+from txmq.core.state.visibility import offset_at_time
 from txmq.core.topics.topics import CreateTopic, DeleteTopic
 from txmq.core.transactions.decisions import DecideTransaction
 from txmq.errors import OffsetOutOfRange

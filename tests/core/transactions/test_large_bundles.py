@@ -9,11 +9,12 @@ import pytest
 from tests.core.driver import Driver, token
 from tests.core.due import due_checks
 from tests.core.transactions.test_decisions import LOCAL, POSTGRES, decide
-from txmq.broker.engine.log_reader import offset_at_time, visible_end
+from txmq.broker.engine.log_reader import visible_end
 from txmq.core.events.base import Booted
 from txmq.core.events.outcome import Rejected
 from txmq.core.persistence import load, save
 from txmq.core.state import visibility
+from txmq.core.state.visibility import offset_at_time
 from txmq.core.topics import key_order
 from txmq.core.topics.key_order import UnplacedBatch
 from txmq.core.topics.topics import CreateTopic, DeleteTopic

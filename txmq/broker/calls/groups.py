@@ -8,17 +8,17 @@ from txmq.broker.calls import operators
 from txmq.broker.calls.dispatcher import CallContext, Handler, then
 from txmq.broker.calls.operators import audited, operator_note
 from txmq.broker.calls.pages import page_of
-from txmq.broker.engine.log_reader import offset_at_time
 from txmq.broker.search import message_view
 from txmq.core.consumers import commands as core
 from txmq.core.consumers import group_views
 from txmq.core.consumers.stall_reasons import StallContext
 from txmq.core.events.outcome import Rejected
+from txmq.core.state.visibility import offset_at_time
 from txmq.errors import CorruptRecord
 from txmq.model.units import MILLISECOND
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable
 
     from txmq.broker.delivery.group_paces import GroupPaces
     from txmq.broker.delivery.member_sessions import MemberSessions
@@ -125,12 +125,7 @@ class GroupCalls:
         if isinstance(args.to, str):
             to = args.to
         elif isinstance(args.to, int):
-            offsets = tuple(
-                (partition, offset)
-                for _topic, partition, offset in offsets_at(
-                    self._engine.state, (args.topic,), args.to
-                )
-            )
+            offsets = _offsets_at(self._engine.state, args.topic, args.to)
         else:
             offsets = tuple(args.to.items())
         command = core.ResetPosition(
@@ -160,12 +155,12 @@ class GroupCalls:
         self._engine.submit(acted, then(call.answer, make))
 
 
-def offsets_at(state: State, topics: Iterable[str], time: int) -> tuple[core.TopicOffset, ...]:
-    """Return the offset at a time, for each partition of the topics."""
+def _offsets_at(state: State, name: str, time: int) -> tuple[tuple[int, int], ...]:
+    """Return partition and offset at a time, for each partition of a topic."""
+    topic = state.topics.get(name)
     return tuple(
-        (name, partition, offset_at_time(state, topic.topic_id, partition, time))
-        for name in topics
-        if (topic := state.topics.get(name)) is not None
+        (partition, offset_at_time(state, topic.topic_id, partition, time))
+        for topic in (() if topic is None else (topic,))
         for partition in range(len(topic.end_offsets))
     )
 

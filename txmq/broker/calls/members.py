@@ -7,7 +7,7 @@ from uuid import uuid4
 
 from txmq.batch import key_hash_at
 from txmq.broker.calls.dispatcher import CallContext, Handler, then
-from txmq.broker.calls.groups import offsets_at, requested_settings
+from txmq.broker.calls.groups import requested_settings
 from txmq.core.consumers import commands as core
 from txmq.core.consumers import group_views
 from txmq.core.consumers.failures import key_source
@@ -66,9 +66,6 @@ class MemberCalls:
         wanted = requested_settings(args)._replace(start=start, strategy=args.strategy)
         if args.group not in self._engine.state.groups.by_name:
             wanted = self._with_defaults(wanted)
-        starts = (
-            offsets_at(self._engine.state, args.topics, start) if isinstance(start, int) else ()
-        )
         command = core.JoinGroup(
             args.group,
             member,
@@ -76,7 +73,6 @@ class MemberCalls:
             args.mode,
             args.topics,
             wanted,
-            starts,
             args.held,
             named,
             args.static,
@@ -110,7 +106,16 @@ class MemberCalls:
                 **reply.identities._asdict(),
             }
 
-        self._engine.submit(command, then(call.answer, joined))
+        def decided(reply: Any) -> None:  # noqa: ANN401  # a JoinReply, None or a refusal
+            if reply is None:
+                self._polls.next_turn(submit)  # other requests come in between
+            else:
+                then(call.answer, joined)(reply)
+
+        def submit() -> None:
+            self._engine.submit(command, decided)
+
+        submit()
 
     def _with_defaults(self, wanted: core.RequestedSettings) -> core.RequestedSettings:
         """Return the settings of a new group, some left open by its first member."""

@@ -71,30 +71,6 @@ def visible_end(state: State, topic_id: int, partition: int, durable: int) -> in
     return first
 
 
-def offset_at_time(state: State, topic_id: int, partition: int, time: int) -> int:
-    """Return the first offset stored at or after `time`, or else the end. Times grow
-    with offsets, so this bisects.
-    """
-    low = state.topics_by_id[topic_id].start_offsets[partition]
-    high = visibility.visible_end(state, topic_id, partition)
-    start = ENTRY_KEY.pack(topic_id, partition, 0)
-    while low < high:
-        middle = (low + high) // 2
-        key, row = next(
-            iter(
-                state.entries.range(
-                    start, ENTRY_KEY.pack(topic_id, partition, middle + 1), reverse=True
-                )
-            )
-        )
-        entry, base = BatchEntry._make(row), int(ENTRY_KEY.unpack(key)[2])
-        if entry.stored_at < time:
-            low = base + entry.count
-        else:
-            high = base
-    return low
-
-
 def read_spans(store: Log, places: Iterable[tuple[int, int]]) -> list[bytes]:
     """Return the bytes at (position, length), in the given order. Small neighbours in
     the log are read as one run.

@@ -11,9 +11,10 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from txmq.batch import BatchView
-from txmq.broker.engine.log_reader import PublishedBatch, offset_at_time
+from txmq.broker.engine.log_reader import PublishedBatch
 from txmq.broker.search.candidate_batches import CandidateBatches, MessageId, VisibleTopic
 from txmq.broker.search.message_view import describe_message, fit_entries, read_view
+from txmq.core.state.visibility import offset_at_time
 from txmq.core.topics import delayed
 from txmq.core.transactions.model import every_batch, get
 from txmq.errors import CorruptRecord

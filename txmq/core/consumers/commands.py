@@ -45,8 +45,6 @@ class JoinGroup(NamedTuple):
     - `instance` distinguishes two processes with the same member name: the newer wins.
     - `held`: the ranges that the same instance still holds after a lost connection. All
       other messages leased to it are redelivered. None = it holds everything.
-    - `starts`: (topic, partition, offset) where new topics begin if `start` is a time.
-      The engine looks up the times.
     - `named` = False: a broadcast member whose position is not kept.
     - `static`: the member keeps its partitions for as long as its session lasts, even
       if its connection, its process or the broker restarts.
@@ -58,7 +56,6 @@ class JoinGroup(NamedTuple):
     mode: str
     topics: tuple[str, ...]
     wanted: RequestedSettings = RequestedSettings()
-    starts: tuple[TopicOffset, ...] = ()
     held: tuple[TopicRange, ...] | None = None
     named: bool = True
     static: bool = False

@@ -4,6 +4,8 @@ assignment.
 
 from __future__ import annotations
 
+from itertools import groupby
+from operator import itemgetter
 from typing import TYPE_CHECKING, NamedTuple
 
 from txmq.core.consumers import leases
@@ -17,6 +19,7 @@ from txmq.core.events.consumers import (
     GroupDeleted,
     MemberJoined,
     MemberLeft,
+    PositionsBegun,
     Rebalanced,
     Returned,
 )
@@ -39,7 +42,7 @@ from txmq.errors import BadRequest, GroupMismatch, Throttled, UnknownMember, Unk
 from txmq.model.topic_partition import TopicPartition
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Iterator
 
     from txmq.core.events.base import Event, RecordContext
     from txmq.core.state.state import Topic
@@ -47,6 +50,7 @@ if TYPE_CHECKING:
 MAX_MEMBERS = 1_000  # of one group; each join computes the assignment of all
 MAX_TOPICS = 1_000  # of one member
 MAX_GROUPS = 100_000  # each is an object in memory
+STEP_POSITIONS = 500  # begun in one turn, and the others of the last topic
 # of the topics of one member: each is a position in memory, and is named in the reply
 MAX_JOIN_PARTITIONS = 8_192
 MAX_POSITIONS = 524_288  # of all groups, each of about 0.7 KB
@@ -80,6 +84,9 @@ class Identities(NamedTuple):
 
 
 def decide_join(state: State, command: JoinGroup, now: int) -> Outcome | Rejected:
+    """Decide a join. The reply None asks for the same command again: many partitions
+    are new to the group, and only some of them have begun.
+    """
     topics = _topics(state, command)
     if isinstance(topics, Rejected):
         return topics
@@ -89,6 +96,8 @@ def decide_join(state: State, command: JoinGroup, now: int) -> Outcome | Rejecte
     group, events = prepared
     if full := _refusal_when_full(state, group, topics, command):
         return Rejected(Throttled, full, "close or delete some first")
+    if begun := _first_positions(state, group, topics, command):
+        return Outcome((*events, begun), None)
     member = group.members.get(command.member)
     wanted = tuple(topic.topic_id for topic in topics)
     if member is not None and member.instance != command.instance:
@@ -206,6 +215,23 @@ def _new_positions(group: ConsumerGroup, topics: tuple[Topic, ...]) -> bool:
     return any((topic.topic_id, 0) not in group.positions for topic in topics)
 
 
+def _first_positions(
+    state: State, group: ConsumerGroup, topics: tuple[Topic, ...], command: JoinGroup
+) -> PositionsBegun | None:
+    """Return the beginnings of some partitions that are new to the group, if they are
+    too many for one turn.
+
+    They are those of whole topics: of a topic with a position, other partitions are
+    such as were added.
+    """
+    found: list[tuple[int, int, int]] = []
+    for _topic_id, starts in groupby(_starts(state, group, topics, command), itemgetter(0)):
+        if len(found) >= STEP_POSITIONS:
+            return PositionsBegun(group.group_id, tuple(found))
+        found += starts
+    return None
+
+
 def _positions(state: State) -> int:
     return sum(len(group.positions) for group in state.groups.by_id.values())
 
@@ -254,14 +280,13 @@ def _rebalance(
 ) -> list[Event]:
     """Return a new generation, if anything changes or `always` is set."""
     wanted = {topic_id for member in members for topic_id in member.topics}
-    topics = {
-        topic_id: len(topic.end_offsets)
-        for topic_id in sorted(wanted)
-        if not (topic := state.topics_by_id[topic_id]).deleted
-    }
+    topics = [
+        topic for topic_id in sorted(wanted) if not (topic := state.topics_by_id[topic_id]).deleted
+    ]
+    counts = {topic.topic_id: len(topic.end_offsets) for topic in topics}
     strategy = group.settings.strategy or ("sticky" if group.ordered else "average")
-    shares = assign(strategy, members, topics, share=group.settings.mode != ORDERED)
-    starts = _starts(state, group, topics, join)
+    shares = assign(strategy, members, counts, share=group.settings.mode != ORDERED)
+    starts = tuple(_starts(state, group, topics, join))
     same = all(shares[member.name] == member.before for member in members)
     if same and not starts and not always:
         return []
@@ -269,47 +294,32 @@ def _rebalance(
 
 
 def _starts(
-    state: State, group: ConsumerGroup, topics: dict[int, int], join: JoinGroup | None
-) -> tuple[tuple[int, int, int], ...]:
-    """Return the first offsets of partitions that are new to the group.
+    state: State, group: ConsumerGroup, topics: Iterable[Topic], join: JoinGroup | None
+) -> Iterator[tuple[int, int, int]]:
+    """Yield the first offsets of partitions that are new to the group, topic by topic.
 
     A partition that was added to a topic of the group begins at its first message, and
     so does a topic that was made again under its name.
     """
-    given = {(name, number): offset for name, number, offset in (join.starts if join else ())}
     known_topics = {topic_id for topic_id, _partition in group.positions}
     known_names = {state.topics_by_id[topic_id].name for topic_id in known_topics}
-    starts = []
-    for topic_id, count in topics.items():
-        topic = state.topics_by_id[topic_id]
-        for partition in range(count):
-            if (topic_id, partition) not in group.positions:
-                first = topic.start_offsets[partition]
-                offset = (
-                    first
-                    if topic.name in known_names
-                    else _start(state, group, topic, partition, join, given)
-                )
-                starts.append((topic_id, partition, offset))
-    return tuple(starts)
+    for topic in topics:
+        for partition, first in enumerate(topic.start_offsets):
+            if (topic.topic_id, partition) not in group.positions:
+                known = topic.name in known_names
+                offset = first if known else _start(state, group, topic, partition, join)
+                yield topic.topic_id, partition, offset
 
 
 def _start(  # a partition, and what its first member has asked for
-    state: State,
-    group: ConsumerGroup,
-    topic: Topic,
-    partition: int,
-    join: JoinGroup | None,
-    given: Mapping[tuple[str, int], int],
+    state: State, group: ConsumerGroup, topic: Topic, partition: int, join: JoinGroup | None
 ) -> int:
-    start, last = group.settings.start, visibility.visible_end(state, topic.topic_id, partition)
-    first = topic.start_offsets[partition]
-    if join is not None and join.wanted.start is not None:
-        start = join.wanted.start
-    if start == LAST:
-        return last
-    offset = given.get((topic.name, partition), first) if isinstance(start, int) else first
-    return min(max(offset, first), last)
+    asked = None if join is None else join.wanted.start
+    if isinstance(asked, int):
+        return visibility.offset_at_time(state, topic.topic_id, partition, asked)
+    if (asked or group.settings.start) == LAST:
+        return visibility.visible_end(state, topic.topic_id, partition)
+    return topic.start_offsets[partition]
 
 
 def _rows_of_member(
@@ -476,13 +486,22 @@ def apply_left(state: State, event: MemberLeft, context: RecordContext) -> None:
     state.groups.dirty_groups.add(group.group_id)
 
 
+def apply_positions_begun(state: State, event: PositionsBegun, context: RecordContext) -> None:
+    del context
+    _begin(state, state.groups.by_id[event.group_id], event.starts)
+
+
+def _begin(state: State, group: ConsumerGroup, starts: tuple[tuple[int, int, int], ...]) -> None:
+    for topic_id, partition, offset in starts:
+        group.positions[TopicPartition(topic_id, partition)] = GroupPosition(offset, offset)
+        state.groups.position_for_update(group, TopicPartition(topic_id, partition))
+
+
 def apply_rebalanced(state: State, event: Rebalanced, context: RecordContext) -> None:
     del context
     group = state.groups.by_id[event.group_id]
     group.generation = event.generation
-    for topic_id, partition, offset in event.starts:
-        group.positions[TopicPartition(topic_id, partition)] = GroupPosition(offset, offset)
-        state.groups.position_for_update(group, TopicPartition(topic_id, partition))
+    _begin(state, group, event.starts)
     for name, partitions in event.shares:
         group.members[name].partitions = dict.fromkeys(map(TopicPartition._make, partitions))
     state.groups.dirty_groups.add(group.group_id)
@@ -497,5 +516,6 @@ APPLIERS: Appliers = {
     GroupCreated: apply_created,
     MemberJoined: apply_joined,
     MemberLeft: apply_left,
+    PositionsBegun: apply_positions_begun,
     Rebalanced: apply_rebalanced,
 }

@@ -117,6 +117,16 @@ class Rebalanced(NamedTuple):
     starts: tuple[tuple[int, int, int], ...]
 
 
+@event(89)
+class PositionsBegun(NamedTuple):
+    """Partitions that are new to a group got their first offsets, before the Rebalanced
+    of a join that has too many of them for one turn.
+    """
+
+    group_id: int
+    starts: tuple[tuple[int, int, int], ...]
+
+
 @event(71)
 class PositionReset(NamedTuple):
     """Partitions of a topic continue from other offsets.

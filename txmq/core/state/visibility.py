@@ -41,6 +41,25 @@ def visible_end(state: State, topic_id: int, partition: int, durable: int | None
     return barrier.offset
 
 
+def offset_at_time(state: State, topic_id: int, partition: int, time: int) -> int:
+    """Return the first offset stored at or after `time`, or else the end. Times grow
+    with offsets, so this bisects.
+    """
+    low = state.topics_by_id[topic_id].start_offsets[partition]
+    high = visible_end(state, topic_id, partition)
+    start = t.ENTRY_KEY.pack(topic_id, partition, 0)
+    while low < high:
+        middle = (low + high) // 2
+        stop = t.ENTRY_KEY.pack(topic_id, partition, middle + 1)
+        key, row = next(iter(state.entries.range(start, stop, reverse=True)))
+        entry, base = t.BatchEntry._make(row), int(t.ENTRY_KEY.unpack(key)[2])
+        if entry.stored_at < time:
+            low = base + entry.count
+        else:
+            high = base
+    return low
+
+
 def is_blocked(state: State, tp: TopicPartition) -> bool:
     """Return whether a barrier of the partition is not lifted yet."""
     barrier = state.barriers.get(tp)
