@@ -9,7 +9,7 @@ import pytest
 from tests.core.consumers.test_store_reports import STORE, StoreWorld
 from tests.core.consumers.world import QUICK, ConsumersWorld
 from txmq.core.consumers import group_views, progress
-from txmq.core.consumers.commands import AbandonLetters
+from txmq.core.consumers.commands import AbandonLetters, ResetPosition
 from txmq.core.state import failed_messages
 from txmq.model.topic_partition import TopicPartition
 from txmq.model.units import SECOND
@@ -44,7 +44,7 @@ def test_what_waits_behind_letters_is_unprocessed() -> None:
     found = shown(world)
     assert (found["letters"], found["parked"], found["unsettled"]) == (200, 1_800, 0)
     assert (found["unprocessed"], found["age_ms"]) == (2_000, 60_000)
-    assert progress.sums(world.state, world.group()).processed == 0
+    assert world.group().processed.total() == 0
 
 
 def test_what_a_dead_consumer_host_has_is_unprocessed() -> None:
@@ -77,9 +77,10 @@ def test_the_oldest_is_the_oldest_that_is_not_processed(monkeypatch: pytest.Monk
     world.fetch("a")
     world.nack("a", 0, dead=True)
     assert (oldest_s(world), shown(world)["unprocessed"]) == (3, 1)
-    assert progress.sums(world.state, world.group()).processed == 2
+    assert world.group().processed == {1: 2}
     world.do(AbandonLetters("g", (("t", 0, 0),), "no use"))
     assert (oldest_s(world), shown(world)["unprocessed"]) == (0, 0)
+    assert world.group().processed == {1: 2}
     world.publish("t", 7)
     world.fetch("a")
     world.nack("a", 3, dead=True)
@@ -87,6 +88,18 @@ def test_the_oldest_is_the_oldest_that_is_not_processed(monkeypatch: pytest.Monk
     assert oldest_s(world) == 1
     monkeypatch.setattr(failed_messages, "MAX_CLOSED_READ", 1)
     assert oldest_s(world) == 0  # not looked for behind so many that are abandoned
+
+
+def test_only_what_had_its_effect_is_processed() -> None:
+    world = ConsumersWorld(t=1)
+    world.publish("t", *range(10))
+    world.join("a", retry=QUICK)
+    world.fetch("a", most=10)
+    world.ack("a", (0, 4))
+    world.nack("a", 4, dead=True)
+    world.do(AbandonLetters("g", (("t", 0, 4),), "no use"))
+    world.do(ResetPosition("g", "t", "last"))
+    assert (shown(world)["unprocessed"], world.group().processed) == (0, {1: 4})
 
 
 def test_a_deleted_topic_has_nothing_unprocessed() -> None:

@@ -240,7 +240,7 @@ class GroupMetrics(Collector):
         )
         done = CounterMetricFamily(
             "txmq_consumergroup_messages",
-            "Messages processed, passed over or abandoned; a reset lowers it",
+            "Messages processed since the start of the broker",
             labels=labels,
         )
         pairs = (

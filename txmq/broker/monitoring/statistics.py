@@ -108,10 +108,8 @@ class Statistics:
         if isinstance(one, Topic):
             self._update(self._topics, one.topic_id, (sum(one.end_offsets), one.published_bytes))
         else:
-            sums = progress.sums(self._engine.state, one)
-            done = sums.processed - one.expired - one.filtered
-            self._update(self._groups, one.group_id, (done, 0))
-            self._unprocessed[one.group_id] = sums.unprocessed
+            self._update(self._groups, one.group_id, (one.processed.total(), 0))
+            self._unprocessed[one.group_id] = progress.unprocessed(self._engine.state, one)
 
     def _update(self, rates: dict[int, Rate], key: int, seen: tuple[int, int]) -> None:
         rate, now = rates.get(key), self._clock.seconds()

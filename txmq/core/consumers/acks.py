@@ -116,6 +116,7 @@ def _settle_range(state: State, group: ConsumerGroup, acked: Range) -> None:
         position.settle(released.start, released.end)
         messages = released.end - released.start
         circuit_breaker.record_acks(group, released.value.lease, messages)
+        group.processed[topic_id] += messages
 
 
 def _pass_over(state: State, group: ConsumerGroup, event: Acked, at: int) -> None:
@@ -147,6 +148,7 @@ def _settle_rows(state: State, group: ConsumerGroup, rows: tuple[MessageRef, ...
     acked = [ref for ref in refs if ref not in others] if others else refs
     for lease, messages in leases.release_rows(state, group, acked).items():
         circuit_breaker.record_acks(group, lease, messages)
+    group.processed.update(ref[0] for ref in acked)
     for ref in refs:
         if ref in others:
             settle_row(state, group, ref)
@@ -165,6 +167,7 @@ def settle_row(
     if row is not None:
         if why == failed_changes.PROCESSED:
             circuit_breaker.record_acks(group, group.leased_rows.get(ref, 0), 1)
+            group.processed[ref[0]] += 1
         leases.release_row(state, group, ref)
         key_fences.settle_head(state, group, ref, row.key_hash)
 

@@ -77,7 +77,7 @@ def record_failure(group: ConsumerGroup, ref: MessageRef, row: FailedMessage, no
 
 
 def record_acks(group: ConsumerGroup, lease: int, messages: int) -> None:
-    """Apply: count processed messages of a lease; an acked probe closes the breaker."""
+    """Apply: note processed messages of a lease; an acked probe closes the breaker."""
     if group.breaker is not None and lease == group.breaker.lease:
         close_breaker(group)
     window = group.failure_window

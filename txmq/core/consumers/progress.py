@@ -31,17 +31,14 @@ PARTITIONS_PER_STEP = 64  # between two looks at the clock
 
 
 class Counts(NamedTuple):
-    """Messages of a partition, for one group. `processed` are also those that were
-    passed over or abandoned.
-    """
+    """Messages of a partition, for one group."""
 
     unprocessed: int
     unsettled: int
-    processed: int
 
 
 class TopicProgress(NamedTuple):
-    """Progress of a group in a topic.
+    """Progress of a group in a topic, `processed` since the start of the broker.
 
     `age_ms` is the age of the oldest unprocessed message; 0 for topics none of whose
     partitions is among the `TIMED_PARTITIONS`.
@@ -60,24 +57,17 @@ class TopicProgress(NamedTuple):
 
 
 def counts(state: State, group: ConsumerGroup, tp: TopicPartition) -> Counts:
-    """Return how many messages of a partition have had their effect, and how many have
-    not.
-    """
+    """Return how many messages of a partition have not had their effect."""
     position, failed = group.positions[tp], group.failed.get(tp, 0)
-    processed = position.floor + position.settled.total - failed
     if state.topics_by_id[tp[0]].deleted:
-        return Counts(0, 0, processed)
+        return Counts(0, 0)
     unsettled = visibility.visible_end(state, *tp) - position.cursor + position.unsettled
-    return Counts(unsettled + failed, unsettled, processed)
+    return Counts(unsettled + failed, unsettled)
 
 
-def sums(state: State, group: ConsumerGroup) -> Counts:
-    """Return the counts of all partitions together."""
-    return _summed([counts(state, group, tp) for tp in group.positions])
-
-
-def _summed(some: list[Counts]) -> Counts:
-    return Counts(*map(sum, zip(*some, strict=True))) if some else Counts(0, 0, 0)
+def unprocessed(state: State, group: ConsumerGroup) -> int:
+    """Return the number of unprocessed messages of all partitions together."""
+    return sum(counts(state, group, tp).unprocessed for tp in group.positions)
 
 
 def age_ms(state: State, group: ConsumerGroup, tp: TopicPartition, now: int) -> int:
@@ -130,6 +120,12 @@ def by_topic(state: State, group: ConsumerGroup, now: int) -> Steps[list[TopicPr
     for tp, one in found.items():
         of_topics.setdefault(tp[0], []).append(one)
     return [
-        TopicProgress._make((state.topics_by_id[topic_id].name, *_summed(some), ages[topic_id]))
+        TopicProgress(
+            state.topics_by_id[topic_id].name,
+            sum(one.unprocessed for one in some),
+            sum(one.unsettled for one in some),
+            group.processed[topic_id],
+            ages[topic_id],
+        )
         for topic_id, some in of_topics.items()
     ]

@@ -543,6 +543,7 @@ def _settle(state: State, group: ConsumerGroup, ref: MessageRef) -> None:
     row = failed_changes.remove(state, group, ref)
     number = leases.lease_of(group, ref) or NO_LEASE
     circuit_breaker.record_acks(group, number, 1)
+    group.processed[ref[0]] += 1
     if row is not None:
         leases.release_row(state, group, ref)
         key_fences.settle_head(state, group, ref, row.key_hash)

@@ -308,6 +308,8 @@ class ConsumerGroup:
     unfinished_clones: set[int] = field(default_factory=set)  # clones of this group in the making
     expired: int = 0  # messages whose time to live ended before their delivery
     filtered: int = 0  # messages that filters of members (tags, selectors) passed over
+    # topic id: messages that had their effect, since the start of the broker
+    processed: Counter[int] = field(default_factory=Counter, compare=False)
     deleted: bool = False  # rows of its failed messages are still to be removed
     suspect_leases: dict[str, int] = field(default_factory=dict)  # member: lease of suspects
     # partitions that may have suspects to redeliver (`core/consumers/poison.py`)

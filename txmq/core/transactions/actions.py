@@ -215,6 +215,7 @@ def _settle_ranges(
             position.settle(start, end)
             position.pass_over(start, end)
             circuit_breaker.record_acks(group, reserved.lease, end - start)
+            group.processed[tp[0]] += end - start
         else:
             position.redeliver_range(start, end, Redelivery(reserved.attempt + 1))
 
