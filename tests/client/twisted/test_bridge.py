@@ -92,6 +92,25 @@ def test_handlers_and_checkers_are_called_in_the_reactors_thread(
     in_reactor(story)
 
 
+def test_a_client_in_another_thread_than_its_reactors_is_refused(
+    reactor: Any, in_reactor: InReactor
+) -> None:
+    async def made() -> txmq.twisted.Client:
+        client = txmq.twisted.connect(reactor, NOBODY, timeout=PATIENCE_S)
+        await _turn(client)
+        return client
+
+    async def closed() -> None:
+        await client.close()
+
+    client = in_reactor(made)
+    try:
+        with pytest.raises(LocalProtocolError, match="its reactor runs in another one"):
+            client.send("t", b"x")
+    finally:
+        in_reactor(closed)
+
+
 def test_a_partitioner_may_use_its_client(
     reactor: Any, in_reactor: InReactor, real: RealBroker
 ) -> None:

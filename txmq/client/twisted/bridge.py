@@ -15,8 +15,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from concurrent.futures import Future
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from contextvars import copy_context
+from functools import partial
 from inspect import isawaitable
-from threading import Thread
+from threading import Thread, current_thread, get_ident
 from typing import Any, Final, TypeAlias, TypeVar
 
 from twisted.internet.asyncioreactor import AsyncioSelectorReactor
@@ -24,6 +25,7 @@ from twisted.internet.defer import CancelledError, Deferred
 
 from txmq.client.aio.core import finish
 from txmq.client.aio.loop import cancelled
+from txmq.errors import LocalProtocolError
 
 T = TypeVar("T")
 Reactor: TypeAlias = Any  # several of Twisted's interfaces at once
@@ -49,7 +51,8 @@ class Answer(Deferred[T]):
 class Bridge:
     """The reactor and the loop of one client, beside a loop in a thread.
 
-    Its methods are for the reactor's thread, but for `in_reactor`.
+    Its methods are for the reactor's thread, but for `in_reactor`. `at_once` also works
+    in another one.
     """
 
     def __init__(
@@ -60,13 +63,33 @@ class Bridge:
         self._at_shutdown: object = None
         self._closing = False
         self._calls: list[Callable[[], None]] = []  # of this turn of the reactor
+        self._thread: int | None = None  # the reactor's, once it is known
+        (reactor.callFromThread if reactor.running else reactor.callWhenRunning)(self._note_thread)
+
+    def _note_thread(self) -> None:
+        self._thread = get_ident()
+
+    @property
+    def _is_elsewhere(self) -> bool:
+        """True in a thread that is known not to be the reactor's."""
+        return self._thread not in (None, get_ident())
 
     @property
     def _loop(self) -> AbstractEventLoop:
         return _loop_in_thread()
 
     def defer(self, begin: Callable[[], Awaitable[T]]) -> Deferred[T]:
-        """Begin work on the loop. Works of one turn of the reactor begin together."""
+        """Begin work on the loop. Works of one turn of the reactor begin together.
+
+        Raises LocalProtocolError in another thread than the reactor's, which would
+        sleep on.
+        """
+        if self._is_elsewhere:
+            raise LocalProtocolError(
+                f"a client of Twisted is used in thread {current_thread().name}, "
+                "and its reactor runs in another one",
+                hint='call it there: blockingCallFromThread(reactor, client.send, "t", b"x")',
+            )
         self._watch_shutdown()
         context, tasks = copy_context(), list[asyncio.Task[T]]()
 
@@ -189,7 +212,9 @@ class Bridge:
     def _post(self, call: Callable[[], None]) -> None:
         """Make a call on the loop, together with others of this turn of the reactor."""
         if not self._calls:
-            self._reactor.callLater(0, self._send_calls)
+            unknown = self._thread is None  # then this may be another thread
+            later = self._reactor.callFromThread if unknown else partial(self._reactor.callLater, 0)
+            later(self._send_calls)
         self._calls.append(call)
 
     def _send_calls(self) -> None:
@@ -209,6 +234,10 @@ class OneLoop(Bridge):
     def _loop(self) -> AbstractEventLoop:
         loop: AbstractEventLoop = self._reactor._asyncioEventloop  # noqa: SLF001  # nothing public tells
         return loop
+
+    @property
+    def _is_elsewhere(self) -> bool:
+        return self._loop.is_running() and not _is_running(self._loop)
 
     def at_once(self, function: Callable[[], T]) -> T:
         """Return what a function returns on the loop, which may not run yet."""
