@@ -31,7 +31,7 @@ from txmq.client.protocol.sender.spool_chain import SpoolChain
 from txmq.errors import DirectoryInUse, StoreError, UnsupportedFormat
 from txmq.model.message import message_id
 from txmq.model.units import HOUR
-from txmq.recover.local.batches import Refusal
+from txmq.recover.local.batches import SPOOL, Refusal
 from txmq.recover.local.spool import Spool
 from txmq.recover.local.spools import (
     KnownTopic,
@@ -271,8 +271,27 @@ def test_spools_are_listed_beside_processes_that_come_and_go(tmp_path: Path) -> 
         problems |= {found.problem for found in spools_below(str(tmp_path))}
     process.join()
     assert problems <= {""}
-    # Files that SQLite makes for a reader may keep a directory that was emptied.
-    assert [found.messages for found in spools_below(str(tmp_path)) if found.messages] == []
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_files_that_sqlite_makes_for_a_reader_do_not_keep_the_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spool = SpoolDirectory(str(tmp_path)).open_new("orders", None, 1)
+    store(spool, batch(0, b"a"))
+    spool.mark_drained(spool.end, 1)
+    [directory] = tmp_path.iterdir()
+    made = [directory / f"{SPOOL.file}{end}" for end in ("-shm", "-wal")]
+    remove = Path.rmdir
+
+    def rmdir(path: Path) -> None:
+        if made:
+            made.pop().touch()
+        remove(path)
+
+    monkeypatch.setattr(Path, "rmdir", rmdir)
+    spool.close()
+    assert (made, list(tmp_path.iterdir())) == ([], [])
 
 
 def test_damage_is_put_aside_with_a_report_and_the_rest_comes() -> None:

@@ -49,6 +49,7 @@ PAGE = 8192
 CHECKPOINT_PAGES = 8_000  # of the write-ahead log, which then is written from its start
 BUSY_S = 10.0  # that a commit waits for a reader which begins
 LOCK_TRIES, LOCK_PAUSE_S = 3, 0.02  # lists look at locks, for a moment
+REMOVALS = 10  # of a directory, while readers end
 FEW_PAGES = 1_000  # free ones that are not worth a rewrite of the file
 ABOUT = "CREATE TABLE about (name TEXT PRIMARY KEY, value) WITHOUT ROWID;"
 _FULL = {sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_SHMSIZE}
@@ -432,11 +433,17 @@ class Database:
             self._lock.release()
 
     def _remove(self) -> None:
-        """Remove the files, the lock first, and the directory unless more is there."""
-        with suppress(OSError):  # what is left was begun only, or is empty
-            for file in (f"{self.path}/{LOCK}", self.file, f"{self.file}-wal", f"{self.file}-shm"):
-                Path(file).unlink(missing_ok=True)
-            Path(self.path).rmdir()
+        """Remove the files, the lock first, and the directory unless more is there.
+
+        SQLite may make some anew for one that reads, which cannot open it again.
+        """
+        files = (f"{self.path}/{LOCK}", self.file, f"{self.file}-wal", f"{self.file}-shm")
+        for _ in range(REMOVALS):
+            with suppress(OSError):  # what is left in the end was begun only, or is empty
+                for file in files:
+                    Path(file).unlink(missing_ok=True)
+                Path(self.path).rmdir()
+                return
 
     def leave_to_parent(self) -> None:
         """Let go of everything in the child of a fork: SQLite would remove the
