@@ -240,6 +240,10 @@ def test_a_developer_s_own_server_gets_the_databases_that_are_named(
                 with closing(psycopg2.connect(one["postgres"])) as connection:
                     wait_until(partial(is_registered, connection), what="the broker works on it")
             assert dev.terminate() == 0
+        for one in addresses["databases"]:
+            shown = run("schema", "brokers", one["postgres"], "--json").stdout
+            [broker] = json.loads(shown)["brokers"]
+            assert "txmq dev has ended" in broker["forgotten_reason"]
         refused = run("dev", "--dsn", "postgresql://nobody@127.0.0.1:1/x")
         assert (refused.exit_code, "Traceback" in refused.output) == (1, False)
     finally:

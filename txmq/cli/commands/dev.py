@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated
@@ -18,6 +18,7 @@ from txmq.cli.commands.schema import install_into
 from txmq.cli.database import open_database
 from txmq.cli.output import Output
 from txmq.cli.parsers import parse_name
+from txmq.errors import TxmqError
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -49,7 +50,7 @@ Server = Annotated[
         "--dsn",
         metavar="DSN",
         help="Your own PostgreSQL server, instead of one that the command runs. Without --data "
-        "each run is another broker to it.",
+        "each run is another broker to it, forgotten when the run ends.",
     ),
 ]
 Databases = Annotated[
@@ -81,7 +82,11 @@ def dev(
     with _environment(data, dsn) as (directory, server):
         databases = _databases(server, database or ())
         settings = _settings(directory, listen, http, databases)
-        serve(out, settings, ready=lambda url, console: _show(out, url, console, databases))
+        try:
+            serve(out, settings, ready=lambda url, console: _show(out, url, console, databases))
+        finally:
+            if data is None and dsn is not None:
+                _forget_broker(directory, databases)
 
 
 def _databases(server: PostgresServer, names: Sequence[str]) -> dict[str, str]:
@@ -95,6 +100,19 @@ def _databases(server: PostgresServer, names: Sequence[str]) -> dict[str, str]:
     for dsn in found.values():
         install_into(dsn)
     return found
+
+
+def _forget_broker(directory: Path, databases: Mapping[str, str]) -> None:
+    """Have databases that outlive the broker's log keep nothing for it."""
+    from txmq.store.filesystem import RealFileSystem
+    from txmq.store.log.segment import read_log_id
+    from txmq.tx.postgres.brokers import forget
+
+    log_id = read_log_id(RealFileSystem(), str(directory)) if directory.is_dir() else None
+    for dsn in databases.values():
+        with suppress(TxmqError), open_database(dsn, "dev") as connection:  # it may be away by now
+            if log_id is not None:
+                forget(connection, log_id, "its run of txmq dev has ended, without --data")
 
 
 def _show(out: Output, url: str, console: str, databases: Mapping[str, str]) -> None:
