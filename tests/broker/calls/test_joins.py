@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from tests.broker.support import BrokerInMemory
@@ -25,7 +27,7 @@ def test_others_are_answered_while_a_member_joins_with_very_many_partitions(
         broker.do(CreateTopic(name, PARTITIONS))
     joining, other = broker.connect(), broker.connect()
     seen, begun = list[str](), list[int]()
-    write = other.transport.write
+    write: Any = other.transport.write
 
     def step(event: PositionsBegun, _context: object) -> None:
         seen.append("begun")
@@ -40,7 +42,8 @@ def test_others_are_answered_while_a_member_joins_with_very_many_partitions(
     monkeypatch.setattr(other.transport, "write", answered)
     joining.send(_call("consumer.join", group="g", topics=topics, member="m", instance="i"))
     [reply] = joining.replies()
-    assert len(parse(reply.payload)["assignment"]) == TOPICS * PARTITIONS
+    joined: Any = parse(reply.payload)
+    assert len(joined["assignment"]) == TOPICS * PARTITIONS
     assert max(begun) < STEP_POSITIONS + PARTITIONS
     assert seen == ["begun", "answered"] * (TOPICS * PARTITIONS // STEP_POSITIONS)
 
