@@ -52,9 +52,12 @@ ELSEWHERE: Final = {
     ("docs/CONSUMERS.md", "python", 3): "likewise",
     ("docs/SECURITY.md", "sql", 1): "grants by a superuser: tests/tx/postgres/test_schema.py",
     ("docs/SECURITY.md", "sql", 2): "grants to roles, likewise",
-    ("docs/TESTING.md", "python", 1): "its test leaves out what it is about; the whole one is "
-    "examples/tested_service, which tests/testing/test_plugin.py runs",
+    ("docs/TESTING.md", "python", 1): "tests, which tests/testing/test_plugin.py runs",
     ("docs/TESTING.md", "python", 2): "likewise",
+    ("spark/README.md", "python", 1): "in a session of Spark: tests/spark/test_readme.py runs it",
+    ("spark/README.md", "python", 2): "likewise",
+    ("spark/README.md", "python", 3): "likewise",
+    ("spark/README.md", "python", 4): "with orders of its own: tests/spark/test_event_time.py",
 }
 # Statements that show that a block of SQL does what its page says.
 AFTERWARDS: Final = {("docs/TRANSACTIONS.md", "sql", 1): "INSERT INTO orders VALUES (1, 'c-7')"}

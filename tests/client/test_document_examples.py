@@ -17,7 +17,8 @@ from txmq.testing.broker_thread import BrokerThread
 from txmq.testing.wait import PATIENCE_S
 
 PAGES = [
-    str(page.relative_to(ROOT)) for page in sorted([ROOT / "README.md", *ROOT.glob("docs/**/*.md")])
+    str(page.relative_to(ROOT))
+    for page in sorted([ROOT / "README.md", *ROOT.glob("docs/**/*.md"), *ROOT.glob("spark/*.md")])
 ]
 
 

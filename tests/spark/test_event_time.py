@@ -3,28 +3,24 @@
 from __future__ import annotations
 
 import json
-import re
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tests.document_examples import blocks
 from tests.spark.test_writing import sent
 from txmq.testing.wait import wait_until
 from txmq_spark.session.query_run import WORKER_LATE
 from txmq_spark.source.stream_progress import parse_progress
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from pyspark.sql import SparkSession
 
     import txmq
 
-README = Path(__file__).parents[2] / "spark" / "README.md"
-
 
 def documented(changes: dict[str, str]) -> str:
-    section = README.read_text("utf-8").partition("## Windows of event time")[2]
-    found = re.search(r"```python\n(.*?)```", section, re.DOTALL)
-    assert found is not None
-    program = found[1]
+    [program] = [one.text for one in blocks("spark/README.md") if one[1:3] == ("python", 4)]
     for old, new in changes.items():
         assert old in program
         program = program.replace(old, new)

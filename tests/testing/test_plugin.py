@@ -14,6 +14,7 @@ import psycopg2
 import pytest
 
 import txmq
+from tests.document_examples import blocks
 from txmq import crashpoints
 from txmq.errors import LocalProtocolError
 from txmq.testing.broker_thread import BrokerThread
@@ -51,15 +52,28 @@ def fail() -> None:
     raise ValueError("a bug of the service")
 
 
-def test_the_example_of_a_tested_service_passes(postgres: PostgresServer) -> None:
+def passed(postgres: PostgresServer, tests: Path | str) -> int:
+    """Return how many tests of a service have passed, and no other one ran."""
     ran = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:txmq", "-p", "txmq.testing.plugin",
-         "-p", "no:cacheprovider", "examples/tested_service"],
+         "-p", "no:cacheprovider", tests],
         cwd=ROOT, env=os.environ | {"TXMQ_TEST_DSN": postgres.dsn()},
         capture_output=True, check=False, text=True, timeout=2 * PATIENCE_S,
     )  # fmt: skip
     assert ran.returncode == 0, ran.stdout + ran.stderr
-    assert re.search(r"\b4 passed", ran.stdout)
+    [number] = re.findall(r"\b(\d+) passed", ran.stdout)
+    return int(number)
+
+
+def test_the_example_of_a_tested_service_passes(postgres: PostgresServer) -> None:
+    assert passed(postgres, "examples/tested_service") == 4
+
+
+def test_the_tests_of_the_page_pass_as_they_stand(postgres: PostgresServer, tmp_path: Path) -> None:
+    printed = [block for block in blocks("docs/TESTING.md") if block.language == "python"]
+    for block in printed:
+        (tmp_path / f"test_block_{block.number}.py").write_text(block.text)
+    assert passed(postgres, tmp_path) == len(printed) == 2
 
 
 def test_a_row_without_its_message_is_seen_after_a_kill(
