@@ -533,7 +533,8 @@ class Member:
                 "consumer.left_behind",
                 group=self.settings.group,
                 nacks=nacks,
-                hint="their messages are delivered again as if they had not failed",
+                hint="their messages are delivered again as if they had not failed; "
+                "each nack is a record on the broker's disk: give close() a longer timeout",
             )
 
     def _left(self, answer: object, now: float) -> None:
