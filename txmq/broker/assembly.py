@@ -21,6 +21,7 @@ from txmq.broker.background.publication_service import PublicationService
 from txmq.broker.calls.audit import AuditCalls
 from txmq.broker.calls.broker import BrokerCalls
 from txmq.broker.calls.clock import ClockCalls
+from txmq.broker.calls.cluster import ClusterCalls
 from txmq.broker.calls.dispatcher import CallDispatcher
 from txmq.broker.calls.groups import GroupCalls
 from txmq.broker.calls.inboxes import InboxCalls
@@ -58,8 +59,10 @@ from txmq.broker.settings_reload import SettingsReload
 from txmq.core.events.users import UserDeleted
 from txmq.core.state import restores
 from txmq.model import limits
+from txmq.model.cluster import ClusterView, NodeView
 from txmq.model.units import SECOND
 from txmq.tx.checkback import CheckSchedule
+from txmq.version import __version__
 from txmq.wire.hello import BrokerLimits, Welcome
 
 if TYPE_CHECKING:
@@ -96,8 +99,11 @@ class Assembly:
         resolvers: Resolvers,
         random: Random,
         steady: SteadyClock | None = None,
+        describe_cluster: Callable[[], ClusterView] | None = None,
     ) -> None:
-        """`steady` is the clock behind the engine's time, None where nobody sets it."""
+        """`steady` is the clock behind the engine's time, None where nobody sets it.
+        `describe_cluster` tells of the nodes of a shared log, None for a broker alone.
+        """
         self._engine, self._settings, self._clock = engine, settings, clock
         sends = HeldSends(engine, clock)
         self.listeners = listeners = TransactionListeners(engine)
@@ -134,6 +140,7 @@ class Assembly:
         self._policies = PolicyService(engine, self.turns, letters.next_places)
         parts = (
             ClockCalls(self.clock),
+            ClusterCalls(describe_cluster or self._alone),
             LogCalls(engine, self.holds, settings.broker.data),
             BrokerCalls(engine, settings, self.alarms, self.statistics, self._throttled),
             TopicCalls(engine, settings.broker, clock, self.turns),
@@ -283,6 +290,13 @@ class Assembly:
         for session in self.sessions.renew_rights():
             # a request that waits was judged when it came: its client asks again
             self._polls.end_all(session)
+
+    def _alone(self) -> ClusterView:
+        """Describe a broker that shares its log with nobody."""
+        log_id, epoch = str(self._engine.store.log_id), self._engine.state.boot_epoch
+        name, address, end = self._settings.broker.name, "", self._engine.store.end
+        node = NodeView(name, address, "leader", epoch, end, 0, 0.0, 0.0, __version__)
+        return ClusterView(log_id, epoch, name, (node,))
 
     def _welcome(self, version: int) -> Welcome:
         store, state = self._engine.store, self._engine.state

@@ -150,6 +150,7 @@ CALLS: dict[str, type[Args]] = {
     "broker.stats": StatsArgs,
     "broker.series": SeriesArgs,
     "broker.settings": NoArgs,
+    "cluster.describe": NoArgs,
     "clock.show": NoArgs,
     "clock.confirm": ClockConfirm,
     "alarms.test": NoArgs,

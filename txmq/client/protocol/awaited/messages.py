@@ -13,11 +13,17 @@ from txmq.client.protocol.awaited.plans import ReplayPlan
 from txmq.client.protocol.letter_edits import BodyCheck, edit_args, revert_args
 from txmq.client.protocol.letters import DeadLetter, LetterOptions, LetterSearch
 from txmq.client.protocol.message_search import FoundMessage, MessageSearch, message_id_of
+from txmq.model.cluster import ClusterView, NodeView
 from txmq.model.message import Receipt
 
 
 class AwaitedMessageCalls(AwaitedLetterCalls):
     """The part of a client for single messages and letters."""
+
+    async def describe_cluster(self) -> ClusterView:
+        """Return the nodes that share the broker's log, as their leader knows them."""
+        told = await self._core.call("cluster.describe", {}, repeat=True)
+        return ClusterView(**{**told, "nodes": tuple(NodeView(**one) for one in told["nodes"])})
 
     async def recall(self, message: Receipt | str) -> None:
         """Take back a message that was sent with a time of delivery.
