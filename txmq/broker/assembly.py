@@ -73,6 +73,7 @@ if TYPE_CHECKING:
 
     from txmq.broker.checkback.resolvers import Resolvers
     from txmq.broker.engine.engine import Engine
+    from txmq.broker.monitoring.cluster_node import ClusterNode
     from txmq.broker.reactor.interfaces import Clock
     from txmq.config.broker import CheckbackSettings, SettingsFile
 
@@ -99,10 +100,10 @@ class Assembly:
         resolvers: Resolvers,
         random: Random,
         steady: SteadyClock | None = None,
-        describe_cluster: Callable[[], ClusterView] | None = None,
+        nodes: ClusterNode | None = None,
     ) -> None:
         """`steady` is the clock behind the engine's time, None where nobody sets it.
-        `describe_cluster` tells of the nodes of a shared log, None for a broker alone.
+        `nodes` are those of a shared log, None for a broker alone.
         """
         self._engine, self._settings, self._clock = engine, settings, clock
         sends = HeldSends(engine, clock)
@@ -129,6 +130,7 @@ class Assembly:
             sends,
             self._members,
         )
+        self.alarms.cluster = nodes
         self.catalogues = CatalogueService(engine, settings.catalogue, clock)
         self.statistics = Statistics(engine, clock, self.retention, self.catalogues)
         self.turns = TurnWork(engine, clock)
@@ -140,7 +142,7 @@ class Assembly:
         self._policies = PolicyService(engine, self.turns, letters.next_places)
         parts = (
             ClockCalls(self.clock),
-            ClusterCalls(describe_cluster or self._alone),
+            ClusterCalls(engine, nodes, self._alone),
             LogCalls(engine, self.holds, settings.broker.data),
             BrokerCalls(engine, settings, self.alarms, self.statistics, self._throttled),
             TopicCalls(engine, settings.broker, clock, self.turns),

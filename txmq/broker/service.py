@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from txmq.broker.delivery.group_paces import GroupPaces
     from txmq.broker.engine.turn_work import TurnWork
     from txmq.broker.monitoring.alarms import AlarmService
+    from txmq.broker.monitoring.cluster_node import ClusterNode
     from txmq.broker.reactor.held_sends import HeldSends
     from txmq.config.broker import SettingsFile, TlsSettings
     from txmq.store.shared.records import Genesis
@@ -101,6 +102,7 @@ class BrokerParts(NamedTuple):
     sends: HeldSends
     certificates: Any = None  # of TLS (txmq.broker.reactor.tls), where there is any
     paces: GroupPaces | None = None  # None in tests of pages alone
+    cluster: ClusterNode | None = None  # None for a broker alone
 
 
 class BrokerService:
@@ -205,6 +207,7 @@ class BrokerService:
             self._resolvers,
             Random(),  # noqa: S311  # jitter
             clock,
+            self._cluster,
         )
         self._assembly.alarms.delivery.in_thread = self._threads["alarms"]
         if self._cluster is not None:
@@ -323,6 +326,7 @@ class BrokerService:
             assembly.sessions.sends,
             self._certificates,
             assembly.paces,
+            self._cluster,
         )
         for edge in self._edges:
             self._ports.append(await edge(parts))
@@ -368,10 +372,10 @@ class BrokerService:
         self._advance(Lifecycle.DRAINING)
         if not follows:
             yield self._drain().addErrback(self._failed)
+        # Before the tables are brought to disk: another node need not wait for that.
         if self._cluster is not None:
             yield Deferred.fromCoroutine(self._cluster.leave())
-        if follows:
-            yield self._close_copy().addErrback(self._failed)
+        yield self._close_tables().addErrback(self._failed)
         self._engine.store.close()
         for name, threads in self._threads.items():
             if not threads.stop(THREADS_END_S):
@@ -392,18 +396,17 @@ class BrokerService:
         sessions.close()
         yield self._until(lambda: sessions.all_closed, self._reactor.seconds() + FAREWELL_S)
         yield self._until(self._settled, deadline)  # a resolver may have answered meanwhile
-        if self._engine.failed is None and self._settled():
-            self._storage.close()
-        elif self._engine.failed is None:
+        if self._engine.failed is None and not self._settled():
             self.drained = self._engine.try_drain()
             log.error(
                 "broker.not_drained", durable=self._engine.store.durable, end=self._engine.store.end
             )
 
     @inlineCallbacks
-    def _close_copy(self) -> Any:  # noqa: ANN401  # a Deferred
-        """Bring the tables of a node to disk that serves nobody and has left. Its boot
-        may not be certain to count; then a start reads again what they lack.
+    def _close_tables(self) -> Any:  # noqa: ANN401  # a Deferred
+        """Bring the tables to disk. The boot of a node that has served nobody, and what
+        came after it has left, may not be certain to count; then a start reads again
+        what they lack.
         """
         deadline = self._reactor.seconds() + self._settings.broker.drain_s
         yield self._until(lambda: not self._storage.busy, deadline)
@@ -446,6 +449,11 @@ class BrokerService:
     def reload_settings(self) -> None:
         """Read the settings file again, in the reactor's thread."""
         self._assembly.reloading.on_signal()
+
+    @property
+    def hands_over(self) -> bool:
+        """Whether it ends for another node to lead, and is to follow that one."""
+        return self._cluster is not None and self._cluster.hands_over
 
     def undecided(self) -> int:
         """Return the number of transactions that nobody has decided."""

@@ -42,3 +42,8 @@ class ClusterView(NamedTuple):
     def leader(self) -> NodeView | None:
         """The node that leads; None while nobody is known to."""
         return next((node for node in self.nodes if node.role == "leader"), None)
+
+    @property
+    def followers(self) -> list[NodeView]:
+        """The nodes that were heard of lately, and may lead next."""
+        return [node for node in self.nodes if node.role == "follower"]

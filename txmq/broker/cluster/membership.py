@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
+from math import inf
 from random import Random
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ from txmq.broker.cluster.kafka_genesis import read_genesis
 from txmq.broker.cluster.kafka_partition import KafkaPartition
 from txmq.broker.cluster.kafka_topic import check
 from txmq.broker.cluster.replica import Replica
+from txmq.broker.monitoring.cluster_node import NodeNumbers
 from txmq.broker.reactor.steady_clock import ELAPSED
 from txmq.errors import LogUnavailable
 from txmq.store.shared.node import Node, State, Timing
@@ -59,6 +61,7 @@ class Membership:
         self._node: Node | None = None
         self._tick_s = 0.0
         self._leaves = False
+        self.hands_over = False  # the process goes on as a follower
         self.on_lease: Callable[[], None] = lambda: None  # at each tick with the lease
 
     def _check(self) -> None:
@@ -133,6 +136,25 @@ class Membership:
                 await deferLater(self._reactor, self._tick_s)
         if self._partition is not None:
             self._partition.close()
+
+    def step_down(self) -> None:
+        """Drain, let another node lead, and follow in a new image of this process."""
+        self.hands_over = True
+        self._reactor.stop()
+
+    def numbers(self) -> NodeNumbers:
+        """Return what operators see of this node."""
+        node, now = self._node, _seconds()
+        assert node is not None, "the data directory is open"
+        leads = node.state is State.LEADING
+        return NodeNumbers(
+            leads,
+            node.place.epoch,
+            max(0.0, now - node.read_at),
+            max(0.0, now - node.confirmed_at) if leads and node.confirmed_at > -inf else 0.0,
+            node.claims,
+            node.questions,
+        )
 
     def _end(self, error: NodeEnded) -> None:
         if not self._leaves:

@@ -141,6 +141,9 @@ class Node:
     ) -> None:
         self.state = State.FOLLOWING
         self.place = place
+        # For operators: claims that were read, questions of rule B, and times.
+        self.claims = self.questions = 0
+        self.read_at = now
         self._partition, self._listener = partition, listener
         self._name, self._nonce, self._rng, self._timing = name, nonce, rng, timing
         self._now = now
@@ -162,6 +165,11 @@ class Node:
         self._confirmed_at = -inf
         self._free_at = inf
         self._resigns = False
+
+    @property
+    def confirmed_at(self) -> float:
+        """When the last slice was begun that is certain to count; -inf = none yet."""
+        return self._confirmed_at
 
     def start(self) -> None:
         """Begin to read the partition, at the record of `place`, to see it there."""
@@ -262,6 +270,8 @@ class Node:
         except UnsupportedFormat as error:
             self._finish(End.UNSUPPORTED, str(error))
             return
+        self.read_at = self._now
+        self.claims += isinstance(record, Claim)
         self.place, counts = fold(self.place, offset, checksum_of(data), record)
         self._is_caught_up = False
         if self.state is State.LEADING:
@@ -341,6 +351,7 @@ class Node:
             if self._expectation.is_certain(offset):
                 self._confirm()
             else:
+                self.questions += 1
                 self._answer()
         elif flight.record.nonce == NO_NONCE:
             self._finish(End.RESIGNED, f"at offset {offset}")

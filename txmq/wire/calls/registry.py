@@ -30,6 +30,7 @@ from txmq.wire.calls.arguments import (
     NoArgs,
     SeriesArgs,
     StatsArgs,
+    StepDown,
 )
 from txmq.wire.json import WireModel, parse
 
@@ -151,6 +152,7 @@ CALLS: dict[str, type[Args]] = {
     "broker.series": SeriesArgs,
     "broker.settings": NoArgs,
     "cluster.describe": NoArgs,
+    "cluster.step_down": StepDown,
     "clock.show": NoArgs,
     "clock.confirm": ClockConfirm,
     "alarms.test": NoArgs,
