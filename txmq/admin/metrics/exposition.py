@@ -10,6 +10,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from txmq.admin.metrics.broker import BrokerMetrics
+from txmq.admin.metrics.cluster import ClusterMetrics
 from txmq.admin.metrics.groups import GroupMetrics
 from txmq.admin.metrics.transactions import DecisionCounters, TransactionGauges
 from txmq.core.steps import Steps, run_to_end
@@ -35,6 +36,8 @@ class Metrics:
         parts.listeners.all.append(DecisionCounters(self._registry))
         self._registry.register(AccessMetrics(parts.guard, parts.engine))
         self._registry.register(ThrottleMetrics(parts))
+        if parts.cluster is not None:
+            self._registry.register(ClusterMetrics(parts.cluster))
         ProcessCollector(registry=self._registry)
 
     def text(self) -> bytes:
