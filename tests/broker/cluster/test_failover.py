@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -17,62 +15,15 @@ from pathlib import Path
 import pytest
 
 import txmq
+from tests.broker.cluster.broker_node import PARTITIONS, BrokerNode
 from tests.kafka_nodes import KafkaNodes, kafka_nodes, needs_kafka
 from tests.reporting import Report
 from txmq.errors import TxmqError
-from txmq.testing.ports import free_port
-from txmq.testing.reaper import reaped, reaper_pipe
 from txmq.testing.wait import PATIENCE_S, wait_until
 
 pytestmark = needs_kafka
 TOPIC = "orders"
-PARTITIONS = 2
 BETWEEN = 30  # sends that are answered before and after the end of a leader
-SETTINGS = """
-[broker]
-name = "{name}"
-data = "{data}"
-listen = "127.0.0.1:{port}"
-create_topics = true
-partitions = {partitions}
-[cluster]
-kafka = "{servers}"
-topic = "shared"
-"""
-
-
-class BrokerNode:
-    """A broker's process, which may be killed, frozen and ended."""
-
-    def __init__(self, directory: Path, name: str, servers: str) -> None:
-        self.name, self.port = name, free_port()
-        self.config, self._errors = directory / f"{name}.toml", directory / f"{name}.log"
-        (data := directory / name).mkdir(mode=0o700)
-        text = SETTINGS.format(
-            name=name, data=data, port=self.port, servers=servers, partitions=PARTITIONS
-        )
-        self.config.write_text(text)
-        self.start()
-
-    def start(self) -> None:
-        command = [sys.executable, "-m", "txmq", "broker", "--json", "--config", self.config]
-        with self._errors.open("ab") as errors:
-            self.process = subprocess.Popen(
-                reaped([str(part) for part in command]),
-                stdin=reaper_pipe(), stdout=errors, stderr=errors,
-            )  # fmt: skip
-
-    @property
-    def is_listening(self) -> bool:
-        with suppress(OSError), socket.create_connection(("127.0.0.1", self.port), 1):
-            return True
-        return False
-
-    def times(self, event: str) -> int:
-        """Return how often the broker has logged an event, in all of its lives."""
-        lines = self._errors.read_text().splitlines()
-        events = (json.loads(line).get("event") for line in lines if line.startswith("{"))
-        return sum(found == event for found in events)
 
 
 class Producer:
@@ -142,11 +93,11 @@ def freeze(node: BrokerNode) -> None:
 
 
 def leader_of(nodes: list[BrokerNode]) -> BrokerNode:
-    def listening() -> list[BrokerNode]:
-        return [node for node in nodes if node.is_listening]
+    def leading() -> list[BrokerNode]:
+        return [node for node in nodes if node.leads]
 
-    wait_until(listening, what="a node leads")
-    return listening()[0]
+    wait_until(leading, what="a node leads")
+    return leading()[0]
 
 
 def test_a_cluster_outlives_its_leaders(nodes: list[BrokerNode], report: Report) -> None:
