@@ -87,6 +87,7 @@ DEEP: Final = {
     "processes killed in series, and long lives": (
         "tests/demo",
         "tests/system",
+        "tests/broker/cluster/test_replaced_nodes.py",
         "tests/client/aio/test_kills.py",
         "tests/client/blocking/test_inbox_identity.py",
         "tests/client/blocking/test_inbox_resets.py",

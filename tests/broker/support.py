@@ -149,6 +149,9 @@ class FakeNode:
     def view(self) -> ClusterView:
         return ClusterView(str(UUID(int=7)), 3, "n1", (self.me, *self.others))
 
+    def addresses(self) -> tuple[str, ...]:
+        return (self.me.address, *(node.address for node in self.others))
+
     def numbers(self) -> NodeNumbers:
         return self.figures
 

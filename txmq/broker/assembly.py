@@ -21,7 +21,7 @@ from txmq.broker.background.publication_service import PublicationService
 from txmq.broker.calls.audit import AuditCalls
 from txmq.broker.calls.broker import BrokerCalls
 from txmq.broker.calls.clock import ClockCalls
-from txmq.broker.calls.cluster import ClusterCalls
+from txmq.broker.calls.cluster import Alone, ClusterCalls, LeaderCalls
 from txmq.broker.calls.dispatcher import CallDispatcher
 from txmq.broker.calls.groups import GroupCalls
 from txmq.broker.calls.inboxes import InboxCalls
@@ -59,11 +59,9 @@ from txmq.broker.settings_reload import SettingsReload
 from txmq.core.events.users import UserDeleted
 from txmq.core.state import restores
 from txmq.model import limits
-from txmq.model.cluster import ClusterView, NodeView
 from txmq.model.units import SECOND
 from txmq.tx.checkback import CheckSchedule
-from txmq.version import __version__
-from txmq.wire.hello import BrokerLimits, Welcome
+from txmq.wire.hello import BrokerLimits, Welcome, negotiate
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -76,6 +74,7 @@ if TYPE_CHECKING:
     from txmq.broker.monitoring.cluster_node import ClusterNode
     from txmq.broker.reactor.interfaces import Clock
     from txmq.config.broker import CheckbackSettings, SettingsFile
+    from txmq.wire.hello import Hello
 
 TICK_S = 0.05  # how late a retry, a check-back or a lost lease may be noticed
 CLOCK_S = 0.05  # how late a wall clock that was set may be noticed
@@ -106,6 +105,7 @@ class Assembly:
         `nodes` are those of a shared log, None for a broker alone.
         """
         self._engine, self._settings, self._clock = engine, settings, clock
+        self._nodes = nodes or Alone(engine, settings.broker)
         sends = HeldSends(engine, clock)
         self.listeners = listeners = TransactionListeners(engine)
         self.checks = checks = CheckBackService(
@@ -142,7 +142,8 @@ class Assembly:
         self._policies = PolicyService(engine, self.turns, letters.next_places)
         parts = (
             ClockCalls(self.clock),
-            ClusterCalls(engine, nodes, self._alone),
+            ClusterCalls(self._nodes.view),
+            LeaderCalls(engine, nodes),
             LogCalls(engine, self.holds, settings.broker.data),
             BrokerCalls(engine, settings, self.alarms, self.statistics, self._throttled),
             TopicCalls(engine, settings.broker, clock, self.turns),
@@ -293,24 +294,18 @@ class Assembly:
             # a request that waits was judged when it came: its client asks again
             self._polls.end_all(session)
 
-    def _alone(self) -> ClusterView:
-        """Describe a broker that shares its log with nobody."""
-        log_id, epoch = str(self._engine.store.log_id), self._engine.state.boot_epoch
-        name, address, end = self._settings.broker.name, "", self._engine.store.end
-        node = NodeView(name, address, "leader", epoch, end, 0, 0.0, 0.0, __version__)
-        return ClusterView(log_id, epoch, name, (node,))
-
-    def _welcome(self, version: int) -> Welcome:
+    def _welcome(self, hello: Hello) -> Welcome:
         store, state = self._engine.store, self._engine.state
         sizes = BrokerLimits(frame=limits.FRAME, message=self._settings.broker.message_bytes)
         name, incarnation = self._settings.broker.name, restores.incarnation(state)
         return Welcome(
-            version=version,
+            version=negotiate(hello),
             broker=name,
             log_id=store.log_id,
             boot_epoch=state.boot_epoch,
             limits=sizes,
             incarnation=None if incarnation is None else UUID(bytes=incarnation),
+            nodes=self._nodes.addresses(),
         )
 
 

@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     from txmq.broker.monitoring.alarms import AlarmService
     from txmq.broker.monitoring.cluster_node import ClusterNode
     from txmq.broker.reactor.held_sends import HeldSends
+    from txmq.broker.reactor.session_factory import SessionFactory
     from txmq.config.broker import SettingsFile, TlsSettings
     from txmq.store.shared.records import Genesis
 
@@ -169,15 +170,25 @@ class BrokerService:
         from txmq.broker.cluster.membership import Membership  # noqa: PLC0415  # an extra
 
         self._cluster = Membership(
-            self._settings.cluster, self._settings.broker.name, self._reactor, self._failed
+            self._settings.cluster,
+            self._settings.broker.name,
+            self._settings.advertised,
+            self._reactor,
+            self._failed,
         )
         return self._cluster.genesis
 
-    async def _lead(self) -> None:
-        """Follow the cluster's log until this node leads it."""
-        assert self._cluster is not None
+    async def _lead(self, cluster: Membership) -> None:
+        """Follow the cluster's log until this node leads it. Meanwhile it says who
+        does.
+        """
+        from txmq.broker.cluster.reception import Reception  # noqa: PLC0415  # an extra
+
         loops = [self._every(STORAGE_S, self._storage.tick), self._every(DISK_S, self._watch.tick)]
-        place = await self._cluster.lead()
+        await cluster.follow()
+        reception = Reception(self._engine, self._settings, self._reactor, cluster)
+        await self._listen(reception.sessions, reception.guard)
+        place = await cluster.lead()
         for loop in loops:
             loop.stop()
         engine = self._engine
@@ -186,8 +197,9 @@ class BrokerService:
         booted: Deferred[object] = Deferred()
         engine.answer_when_durable(booted.callback, None)
         await booted
-        await self._cluster.lease()
+        await cluster.lease()
         self._assemble()
+        reception.sessions.close()
 
     def _every(self, seconds: float, function: Callable[[], None]) -> LoopingCall:
         loop = LoopingCall(function)
@@ -214,6 +226,7 @@ class BrokerService:
             engine.lease = self._cluster.has_lease
             self._assembly.sessions.use_lease(engine.lease)
             self._cluster.on_lease = self._assembly.sessions.go_on
+            self._cluster.on_nodes = self._assembly.sessions.welcome_again
         if settings.otel:
             from txmq.broker.monitoring.spans import BrokerSpans, find_tracer  # noqa: PLC0415  # an extra
 
@@ -296,17 +309,8 @@ class BrokerService:
         once it leads.
         """
         if self._cluster is not None:
-            await self._lead()
-        host, port = listen_address(self._settings.broker.listen)
-        refuse_exposed(self._settings, has_users=self._assembly.guard.has_users)
-        # this class takes IPv6 addresses as well
-        endpoint = TCP4ServerEndpoint(self._reactor, port, backlog=BACKLOG, interface=host)
-        sessions: Any = self._assembly.sessions
-        tls = self._settings.tls
-        if tls is not None:
-            sessions = self._encrypted(tls)
-        main: Any = await endpoint.listen(sessions)
-        self._ports.append(main)
+            await self._lead(self._cluster)
+        main = await self._listen(self._assembly.sessions, self._assembly.guard)
         self._assembly.start(self._failed)
         self._scrub.start()
         self._maintain_tokens()  # and so identify the resolvers' databases
@@ -333,9 +337,25 @@ class BrokerService:
         bound = main.getHost()
         address = ListenAddress(bound.host, bound.port)
         self.own_url = self._url_inside(address)
-        return f"{'txmq' if tls is None else 'txmqs'}://{address}"
+        return f"{'txmq' if self._settings.tls is None else 'txmqs'}://{address}"
 
-    def _encrypted(self, tls: TlsSettings) -> Any:  # noqa: ANN401  # a factory of Twisted's
+    async def _listen(self, sessions: SessionFactory, guard: Guard) -> Any:  # noqa: ANN401  # an IListeningPort
+        """Have these sessions take the connections to the broker's port from now on.
+        Raises ConfigError.
+        """
+        refuse_exposed(self._settings, has_users=guard.has_users)
+        tls = self._settings.tls
+        factory: Any = sessions if tls is None else self._encrypted(tls, sessions, guard)
+        if self._ports:  # a node that followed has it
+            self._ports[0].factory = factory
+        else:
+            host, port = listen_address(self._settings.broker.listen)
+            # this class takes IPv6 addresses as well
+            endpoint = TCP4ServerEndpoint(self._reactor, port, backlog=BACKLOG, interface=host)
+            self._ports.append(await endpoint.listen(factory))
+        return self._ports[0]
+
+    def _encrypted(self, tls: TlsSettings, sessions: SessionFactory, guard: Guard) -> Any:  # noqa: ANN401  # a factory of Twisted's
         """Return the factory of encrypted sessions. Raises ConfigError."""
         require("tls", "OpenSSL")
         from txmq.broker.reactor.tls import (  # noqa: PLC0415  # an extra
@@ -346,10 +366,8 @@ class BrokerService:
 
         self._certificates = Certificates(tls, self._reactor)
         if tls.client_ca is not None:
-            self._assembly.guard.certificate_name = lambda transport: certificate_name(
-                transport, tls.user_from
-            )
-        return TlsFactory(self._certificates, self._assembly.sessions, self._reactor)
+            guard.certificate_name = lambda transport: certificate_name(transport, tls.user_from)
+        return TlsFactory(self._certificates, sessions, self._reactor)
 
     def _url_inside(self, address: ListenAddress) -> str:
         """Return the URL for clients within this process, with a login of their own."""
@@ -370,7 +388,10 @@ class BrokerService:
             return
         follows = self._cluster is not None and self.life < Lifecycle.SERVING
         self._advance(Lifecycle.DRAINING)
-        if not follows:
+        if follows:
+            for port in self._ports:
+                yield port.stopListening()
+        else:
             yield self._drain().addErrback(self._failed)
         # Before the tables are brought to disk: another node need not wait for that.
         if self._cluster is not None:

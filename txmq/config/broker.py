@@ -54,7 +54,7 @@ from pydantic import (
 )
 
 from txmq.config.dsn import valid_dsn
-from txmq.config.listen import listen_address
+from txmq.config.listen import is_one_address, listen_address
 from txmq.config.mistakes import first_setting
 from txmq.errors import ConfigError
 from txmq.model import limits
@@ -343,11 +343,13 @@ class ClusterSettings(StrictModel):
     """Section [cluster]: the log is in a partition of Kafka, and other nodes share it.
 
     Followers claim the log once it was silent for `silence_s` to 1.6 times that. A
-    leader answers from its state for `lease_s` behind its last write.
+    leader answers from its state for `lease_s` behind its last write. Clients and other
+    nodes are told to find the node at `advertise`.
     """
 
     kafka: Annotated[str, Field(min_length=1)]  # HOST:PORT, several with commas
     topic: Name = "txmq"
+    advertise: Listen | None = None  # None = where it listens
     # of librdkafka: connections and logins
     options: dict[str, str] = Field(default={}, repr=False)
     # settings of the topic that may be as they are, though it may lose what it has
@@ -436,6 +438,21 @@ class SettingsFile(StrictModel):
         if self.cluster is not None and self.broker.flush != "sync":
             raise ValueError("a node of a cluster answers once the others have it: flush = sync")
         return self
+
+    @model_validator(mode="after")
+    def _cluster_is_found(self) -> Self:
+        if self.cluster is not None and not is_one_address(listen_address(self.advertised)):
+            raise ValueError(
+                f"clients cannot be told {self.advertised}: set cluster.advertise to the HOST:PORT"
+                " at which they find this node"
+            )
+        return self
+
+    @property
+    def advertised(self) -> str:
+        """HOST:PORT at which clients find the broker."""
+        cluster = self.cluster
+        return cluster.advertise if cluster and cluster.advertise else self.broker.listen
 
 
 class PartialFile(BaseModel):

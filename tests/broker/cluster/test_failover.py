@@ -13,14 +13,8 @@ from pathlib import Path
 import pytest
 
 import txmq
-from tests.broker.cluster.broker_nodes import (
-    PARTITIONS,
-    BrokerNode,
-    broker_nodes,
-    leader_of,
-    times,
-    url_of,
-)
+from tests.broker.cluster.broker_node import PARTITIONS, BrokerNode
+from tests.broker.cluster.broker_nodes import broker_nodes, leader_of, times, url_of
 from tests.kafka_nodes import KafkaNodes, kafka_nodes, needs_kafka
 from tests.reporting import Report
 from txmq.errors import TxmqError
@@ -86,7 +80,7 @@ def freeze(node: BrokerNode) -> None:
 
 
 def step_down(node: BrokerNode) -> None:
-    with txmq.connect(f"txmq://127.0.0.1:{node.port}", timeout=PATIENCE_S) as client:
+    with txmq.connect(f"txmq://{node.address}", timeout=PATIENCE_S) as client:
         client.call("cluster.step_down", operator="kim", reason="its machine is replaced")
 
 

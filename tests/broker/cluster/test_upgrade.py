@@ -16,14 +16,8 @@ import psycopg2
 import pytest
 
 import txmq
-from tests.broker.cluster.broker_nodes import (
-    PARTITIONS,
-    BrokerNode,
-    broker_nodes,
-    leader_of,
-    times,
-    url_of,
-)
+from tests.broker.cluster.broker_node import PARTITIONS, BrokerNode
+from tests.broker.cluster.broker_nodes import broker_nodes, leader_of, times, url_of
 from tests.broker.cluster.test_failover import TOPIC, numbers
 from tests.kafka_nodes import kafka_nodes, needs_kafka
 from tests.reporting import Report
@@ -35,7 +29,8 @@ PRODUCERS = 3
 BETWEEN = 20  # commits before and after a restart
 # No node is elected by silence while another one ends in order: that takes far less.
 SILENCE_S = 10.0
-RESOLVER = """
+SETTINGS = """
+silence_s = {silence_s}
 [checks]
 first_s = 1.0
 then_s = 1.0
@@ -91,10 +86,10 @@ class TransactionalProducer:
 
 @pytest.fixture
 def nodes(tmp_path: Path, database: str) -> Iterator[list[BrokerNode]]:
-    more = RESOLVER.format(dsn=database.replace('"', '\\"'))
+    more = SETTINGS.format(silence_s=SILENCE_S, dsn=database.replace('"', '\\"'))
     with (
         kafka_nodes(tmp_path / "kafka") as kafka,
-        broker_nodes(tmp_path, kafka.address.servers, silence_s=SILENCE_S, more=more) as found,
+        broker_nodes(tmp_path, kafka.address.servers, more) as found,
     ):
         yield found
 

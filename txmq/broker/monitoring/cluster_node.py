@@ -24,11 +24,16 @@ class NodeNumbers(NamedTuple):
     questions: int
 
 
-class ClusterNode(Protocol):
-    """A node of a cluster."""
+class Nodes(Protocol):
+    """The nodes of a shared log, as one of them knows them."""
 
-    def view(self) -> ClusterView:
-        """Return the nodes that share the log, as far as this one knows them."""
+    def view(self) -> ClusterView: ...
+    def addresses(self) -> tuple[str, ...]:
+        """Return where clients find the nodes, the leader first."""
+
+
+class ClusterNode(Nodes, Protocol):
+    """A node of a cluster."""
 
     def numbers(self) -> NodeNumbers: ...
 

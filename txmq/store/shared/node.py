@@ -37,6 +37,7 @@ from txmq.store.shared.partition import Partition
 from txmq.store.shared.records import (
     MOST_DATA,
     Claim,
+    Member,
     PartitionRecord,
     Slice,
     checksum_of,
@@ -94,6 +95,9 @@ class Listener(Protocol):
         leader's own slices are left out: it has their bytes.
         """
 
+    def heard(self, said: Member, place: Place, *, is_history: bool) -> None:
+        """A node has said something of itself. `is_history`: before this one began."""
+
     def leads(self, place: Place) -> None:
         """This node's claim counts. What it appends begins at `place.end`."""
 
@@ -141,6 +145,7 @@ class Node:
     ) -> None:
         self.state = State.FOLLOWING
         self.place = place
+        self.has_caught_up = False  # once, since it began
         # For operators: claims that were read, questions of rule B, and times.
         self.claims = self.questions = 0
         self.read_at = now
@@ -274,6 +279,8 @@ class Node:
         self.claims += isinstance(record, Claim)
         self.place, counts = fold(self.place, offset, checksum_of(data), record)
         self._is_caught_up = False
+        if isinstance(record, Member):
+            self._listener.heard(record, self.place, is_history=not self.has_caught_up)
         if self.state is State.LEADING:
             self._read_on()
         elif counts and record is not None:
@@ -298,7 +305,7 @@ class Node:
             return
         if next_offset <= self.place.offset:
             self._diverge(f"it ends at {next_offset}, {self.place.offset} was read")
-        self._is_caught_up = True
+        self._is_caught_up = self.has_caught_up = True
 
     def _lost(self, first: int) -> None:
         if self.state is State.ENDED:

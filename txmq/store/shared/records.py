@@ -16,7 +16,7 @@
                log
     56   i64   slice: position after the last whole record; a claim cuts the log there;
                genesis: created_at of the log's first segment;
-               member: the last offset of the partition that it has read
+               member: the offset from which it reads on after a crash
     64         claim: the node's name in UTF-8; slice: bytes of the log's files;
                member: lines of UTF-8: name, version, address, milliseconds of delay
 
@@ -96,9 +96,9 @@ class Slice(NamedTuple):
 class Member(NamedTuple):
     """What a node says of itself. It counts for nothing: nodes know one another by it.
 
-    The node had read the partition up to `offset`, and so the log up to `end`, with a
-    delay of `lag_ms`: so long it took to read what it had last said. `epoch` is the
-    newest that it knows of. A node that `leaves` ends.
+    The node has read the log up to `end`, with a delay of `lag_ms`: so long it took to
+    read what it had said before. After a crash it reads on from `offset` of the
+    partition. `epoch` is the newest that it knows of. A node that `leaves` ends.
     """
 
     log_id: UUID

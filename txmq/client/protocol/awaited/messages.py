@@ -21,8 +21,10 @@ class AwaitedMessageCalls(AwaitedLetterCalls):
     """The part of a client for single messages and letters."""
 
     async def describe_cluster(self) -> ClusterView:
-        """Return the nodes that share the broker's log, as their leader knows them."""
-        told = await self._core.call("cluster.describe", {}, repeat=True)
+        """Return the nodes that share the broker's log, as the first that answers knows
+        them: the leader, if there is one.
+        """
+        told = await self._core.ask_any_node("cluster.describe", {})
         return ClusterView(**{**told, "nodes": tuple(NodeView(**one) for one in told["nodes"])})
 
     async def recall(self, message: Receipt | str) -> None:
