@@ -32,13 +32,15 @@ def run(
     settings: SettingsFile,
     *,
     ready: Callable[[str], None],
+    follows: Callable[[], None] = lambda: None,
     edges: Iterable[Edge] = (),
     inside: Callable[[str], None] | None = None,
     load: Callable[[], SettingsFile] | None = None,
 ) -> None:
     """Run a broker until SIGTERM or SIGINT. `ready` gets its address once the broker
-    and its `edges` serve; `inside` gets a URL with a login for clients in this process.
-    On SIGHUP it reads its settings again, by `load`.
+    and its `edges` serve; a node calls `follows` before, once it may take over.
+    `inside` gets a URL with a login for clients in this process. On SIGHUP it reads its
+    settings again, by `load`.
 
     Raises what opening the data directory or listening raises, and StoreError where the
     broker had to stop.
@@ -52,6 +54,7 @@ def run(
     # Twisted's timers go by the wall clock: put back, they would all stand still
     reactor.seconds = time.monotonic
     service = BrokerService(settings, reactor, edges, load=load)
+    service.on_follow = follows
     service.open()
     collect_rarely()
     trouble: list[BaseException] = []

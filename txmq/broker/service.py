@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from enum import IntEnum
 from random import Random
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from urllib.parse import urlencode
 
 import structlog
@@ -42,7 +42,7 @@ from txmq.store.filesystem import RealFileSystem
 from txmq.tx.postgres.brokers import DatabaseLease
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable
+    from collections.abc import Callable, Iterable
 
     from twisted.python.failure import Failure
 
@@ -59,9 +59,6 @@ if TYPE_CHECKING:
     from txmq.broker.reactor.session_factory import SessionFactory
     from txmq.config.broker import SettingsFile, TlsSettings
     from txmq.store.shared.records import Genesis
-
-    # begins to listen, and gives an IListeningPort
-    Edge = Callable[["BrokerParts"], Awaitable[Any]]
 
 QUICK_DISK_S = 0.0005  # with threads for it, 64 senders get 13 % less done, and 4 get 36 % less
 STORAGE_S = 0.2
@@ -106,6 +103,29 @@ class BrokerParts(NamedTuple):
     cluster: ClusterNode | None = None  # None for a broker alone
 
 
+class FollowerParts(NamedTuple):
+    """The parts of a node that an edge may use until the node leads."""
+
+    engine: Engine
+    settings: SettingsFile
+    reactor: Any  # several interfaces of Twisted's
+    guard: Guard
+    certificates: Any  # of TLS, where there is any
+    cluster: ClusterNode
+
+
+class Edge(Protocol):
+    """What listens beside the broker, such as the admin pages. Both give an
+    IListeningPort, the same one where both are called.
+    """
+
+    async def follow(self, parts: FollowerParts) -> Any:  # noqa: ANN401
+        """Begin to listen at a node that follows."""
+
+    async def __call__(self, parts: BrokerParts) -> Any:  # noqa: ANN401
+        """Begin to listen, or go on, at a broker that serves."""
+
+
 class BrokerService:
     """One broker in one process. `start` and `stop` are called once each, in the
     reactor's thread.
@@ -127,6 +147,7 @@ class BrokerService:
         self._clocks = clocks
         self.life = Lifecycle.OPENING
         self.drained = True  # False where the broker ended with records not on disk
+        self.on_follow: Callable[[], None] = lambda: None  # a node has read the log
         self.own_url = ""  # for clients within this process, once it serves
         self._cluster: Membership | None = None
         self._certificates: Any = None  # of TLS
@@ -188,6 +209,17 @@ class BrokerService:
         await cluster.follow()
         reception = Reception(self._engine, self._settings, self._reactor, cluster)
         await self._listen(reception.sessions, reception.guard)
+        parts = FollowerParts(
+            self._engine,
+            self._settings,
+            self._reactor,
+            reception.guard,
+            self._certificates,
+            cluster,
+        )
+        for edge in self._edges:
+            self._ports.append(await edge.follow(parts))
+        self.on_follow()
         place = await cluster.lead()
         for loop in loops:
             loop.stop()
@@ -333,7 +365,9 @@ class BrokerService:
             self._cluster,
         )
         for edge in self._edges:
-            self._ports.append(await edge(parts))
+            port = await edge(parts)
+            if port not in self._ports:
+                self._ports.append(port)
         bound = main.getHost()
         address = ListenAddress(bound.host, bound.port)
         self.own_url = self._url_inside(address)

@@ -37,7 +37,7 @@ decisions, the log holds outcomes.
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar
 
@@ -513,18 +513,22 @@ def public_settings(settings: BaseModel) -> dict[str, Any]:
     return shown
 
 
-def load_broker(path: Path | None, overrides: dict[str, object]) -> SettingsFile:
-    """Return the settings in a TOML file, with `overrides` of [broker] on top.
+def load_broker(
+    path: Path | None, overrides: dict[str, object], *, advertise: str | None = None
+) -> SettingsFile:
+    """Return the settings in a TOML file, with `overrides` of [broker] on top, and
+    `advertise` of [cluster].
 
-    Overrides are the options of the command line. Raises ConfigError with the setting,
-    the mistake and the file.
+    They are options of the command line. Raises ConfigError with the setting, the
+    mistake and the file.
     """
-    return _overridden(SettingsFile, "broker", path, overrides)
+    cluster = {} if advertise is None else {"cluster": {"advertise": advertise}}
+    return _overridden(SettingsFile, path, {"broker": overrides, **cluster})
 
 
 def load_relay(path: Path | None, overrides: dict[str, object]) -> RelaySettings:
     """Return the settings of a relay, as `load_broker` does those of [broker]."""
-    return _overridden(RelayFile, "relay", path, overrides).relay
+    return _overridden(RelayFile, path, {"relay": overrides}).relay
 
 
 def load_cluster(path: Path) -> ClusterSettings:
@@ -542,12 +546,16 @@ def load_xa(path: Path) -> XaSettings:
     return _checked(XaFile, _read(path), path).xa
 
 
-def _overridden(model: type[M], name: str, path: Path | None, overrides: dict[str, object]) -> M:
-    tree = _read(path) if path is not None else {}
-    given = {option: value for option, value in overrides.items() if value is not None}
-    if isinstance(section := tree.get(name, {}), dict):
-        tree[name] = section | given
-    return _checked(model, tree, path, {f"{name}.{option}" for option in given})
+def _overridden(
+    model: type[M], path: Path | None, overrides: Mapping[str, Mapping[str, object]]
+) -> M:
+    tree, names = _read(path) if path is not None else {}, set[str]()
+    for name, options in overrides.items():
+        given = {option: value for option, value in options.items() if value is not None}
+        if isinstance(section := tree.get(name, {}), dict):
+            tree[name] = section | given
+        names |= {f"{name}.{option}" for option in given}
+    return _checked(model, tree, path, names)
 
 
 def _checked(

@@ -6,6 +6,7 @@ import json
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -41,8 +42,12 @@ class BrokerNode:
         program: str = "txmq",
         topic: str = "shared",
         more: str = "",
+        options: Sequence[str] = (),
     ) -> None:
-        """`program` is the module that runs a broker, `more` further settings."""
+        """`program` is the module that runs a broker, `more` are further settings, and
+        `options` those of its command.
+        """
+        self._options = options
         self._program = program
         self.name, self.port = name, free_port()
         self.config, self._errors = directory / f"{name}.toml", directory / f"{name}.log"
@@ -55,7 +60,8 @@ class BrokerNode:
         self.start()
 
     def start(self) -> None:
-        command = [sys.executable, "-m", self._program, "broker", "--json", "--config", self.config]
+        broker = ["broker", "--json", "--config", self.config, *self._options]
+        command = [sys.executable, "-m", self._program, *broker]
         with self._errors.open("ab") as errors:
             self.process = subprocess.Popen(
                 reaped([str(part) for part in command]),

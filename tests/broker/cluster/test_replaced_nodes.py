@@ -26,11 +26,13 @@ class Nodes:
         self.there: list[BrokerNode] = []
         self._made = 0
 
-    def add(self, count: int) -> None:
+    def add(self, count: int, *options: str) -> None:
+        """Start nodes with these options of the command."""
         for _ in range(count):
             servers, name = self._kafka.address.servers, f"n{self._made}"
             program = "tests.broker.cluster.mock_node"
-            self.there.append(BrokerNode(self._directory, name, servers, program, TOPIC))
+            node = BrokerNode(self._directory, name, servers, program, TOPIC, options=options)
+            self.there.append(node)
             self._made += 1
         self.all_know()
 
