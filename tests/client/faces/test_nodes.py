@@ -14,6 +14,7 @@ import pytest
 
 from tests.client.faces.face import Face
 from tests.client.scripted_broker import FakeBroker
+from txmq.client.blocking.connections import pool
 from txmq.errors import NotLeader
 from txmq.testing.ports import free_port
 
@@ -74,9 +75,11 @@ async def test_clients_go_on_at_nodes_that_their_url_does_not_name(
     assert third.bodies() == [[b"2"]]
 
 
+@pytest.mark.parametrize("is_idle", [True, False])
 async def test_a_node_that_joins_while_a_client_is_connected_is_known(
-    face: Face, nodes: list[Node]
+    face: Face, nodes: list[Node], monkeypatch: pytest.MonkeyPatch, *, is_idle: bool
 ) -> None:
+    monkeypatch.setattr(pool, "FRESH_S", 0.0)  # as if it had been idle for longer
     first, second, third = nodes
     for node in (second, third):
         node.close()
@@ -85,8 +88,9 @@ async def test_a_node_that_joins_while_a_client_is_connected_is_known(
     with Node(log_id=first.log_id) as fourth:
         first.lead(fourth)
         first.welcome_again()
-        await client.send("orders", b"2")  # whose reply comes behind the news
         fourth.lead()
+        if not is_idle:
+            await client.send("orders", b"2")  # whose reply comes behind the news
         first.close()
         await client.send("orders", b"3")
         assert fourth.bodies() == [[b"3"]]

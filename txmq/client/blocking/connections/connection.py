@@ -181,13 +181,17 @@ class Connection:
 
     def is_stale(self) -> bool:
         """Return whether an idle connection was closed by the peer, or has bytes that
-        no request asked for.
+        no request asked for. What the broker tells unasked is read: it may be the last
+        that this client hears of where the nodes are.
         """
         if self._callbacks:
             self.read_available()
             return self.closed
         try:
-            self.socket.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+            while self.socket.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT):
+                self.read_available()
+                if self.closed:
+                    return True
         except BlockingIOError:
             return False
         except OSError:
