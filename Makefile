@@ -2,6 +2,7 @@
 # `make demo` and `make test` need a part of the lock only.
 #
 #   make demo    the order flow, end to end             SCALE=0.01 sizes it, KEEP=1 leaves it running at the end
+#                CLUSTER=1: over three nodes and a Kafka (Java, Maven), whose leader is lost in the middle
 #   make test    the tests of every change: minutes     T="tests/test_layers.py -k name" runs what it names instead
 #   make deep    all others but the soak                T= narrows
 #   make soak    the tests that run for long            T= narrows
@@ -65,8 +66,8 @@ $(classes): $(ready)
 $(jars): tests/kafka.pom.xml | $(ready)
 	@$(python) -m tests.kafka_nodes >/dev/null 2>&1 || true
 
-demo: $(ready)
-	@$(python) -m examples.order_flow $(if $(SCALE),--scale $(SCALE)) $(if $(KEEP),--keep)
+demo: $(ready) $(if $(CLUSTER),$(jars))
+	@$(python) -m examples.order_flow $(if $(SCALE),--scale $(SCALE)) $(if $(KEEP),--keep) $(if $(CLUSTER),--cluster)
 
 # Some tests at once; how many, which of them stay together, and in which order: tests/reporting.py.
 at_once := --numprocesses auto --maxprocesses 8 --dist loadscope --no-loadscope-reorder

@@ -139,8 +139,8 @@ class Traffic:
                 self._set_carrier(available=False)
                 self._outage_ends = time.monotonic() + OUTAGE_S
             case Fault.BROKER_KILLED:
-                self._deployment.crash_broker()
-                self._screen.event("broker is ready again")
+                leader = self._deployment.crash_broker()
+                self._screen.event(f"{leader} is ready")
             case Fault.POSTGRES_CRASHED:
                 crashed = self._deployment.crash_postgres()
                 self._screen.event(

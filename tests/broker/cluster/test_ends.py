@@ -23,9 +23,11 @@ from txmq.broker.engine.engine import Engine
 from txmq.broker.service import BrokerService, Lifecycle
 from txmq.config.broker import BrokerSettings, ClusterSettings, SettingsFile
 from txmq.errors import ConfigError, DiskFull, LogUnavailable, StoreError
+from txmq.model.cluster import ClusterView
 from txmq.store.filesystem import RealFileSystem
 from txmq.store.log.segment import HEADER_SIZE, list_segments
 from txmq.store.log.writer import Flush
+from txmq.store.shared.members import Members
 from txmq.store.shared.records import Genesis, Slice
 from txmq.store.shared.rules import Place
 from txmq.store.shared.slices import segment_bytes
@@ -65,6 +67,14 @@ class OneNode:
         self._engine.store.write(flush, sync=False)
         self.flushes.append(Deferred())
         return self.flushes[-1]
+
+    async def follow(self) -> None: ...
+
+    def view(self) -> ClusterView:
+        return ClusterView(str(GENESIS.log_id), 0, "n", ())
+
+    def addresses(self) -> tuple[str, ...]:
+        return ()
 
     async def lead(self) -> Place:
         return Place(1, 0, GENESIS.log_id, 1, bytes(16), HEADER_SIZE, HEADER_SIZE)
@@ -169,7 +179,8 @@ class Copy:
         self.engine = engine_of(opened)
         self.failures: list[Failure] = []
         self.engine.on_failure = self.failures.append
-        self.replica = Replica(self.engine, lambda: 0.0)
+        members = Members("n", "n:1", "1", bytes(16))
+        self.replica = Replica(self.engine, lambda: 0.0, members)
         self._leader = directory
 
     def slice(self) -> Slice:
@@ -239,7 +250,8 @@ def test_a_node_waits_for_kafka(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(membership, "check", check)
     monkeypatch.setattr(membership, "RETRY_S", 0.0)
-    Membership(ClusterSettings(kafka="k:1"), "n", MemoryReactorClock(), lambda _failure: None)
+    settings, reactor = ClusterSettings(kafka="k:1"), MemoryReactorClock()
+    Membership(settings, "n", "n:1", reactor, lambda _failure: None)
     assert not answers
 
 

@@ -393,6 +393,16 @@ class Guard:
         self._clock.callLater(0, self._engine.submit, command, lambda _reply: None)
 
 
+class FollowersGuard(Guard):
+    """The same of a node that writes nothing. It is not told when users change."""
+
+    def asks(self, login: dict[str, str] | None) -> bool:
+        self.forget()
+        return super().asks(login)
+
+    def _note(self, user: str, need: Need) -> None: ...
+
+
 def _until(rights: Rights, until: int) -> Rights:
     """Return the same rights, which end at a time."""
     limited = copy(rights)

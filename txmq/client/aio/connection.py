@@ -14,6 +14,7 @@ from txmq.client.aio.loop import expire
 from txmq.client.protocol.address import Address, Addresses
 from txmq.client.protocol.conversation import (
     Conversation,
+    LogIdentity,
     Payload,
     client_closed,
     no_answer,
@@ -164,10 +165,12 @@ class AioConnection(asyncio.BufferedProtocol):
 
 
 class Connector:
-    """The way to a broker: addresses that are tried in turn."""
+    """The way to a broker: addresses that are tried in turn, of the nodes that share
+    the log and of those given.
+    """
 
-    def __init__(self, addresses: Addresses) -> None:
-        self._addresses = addresses
+    def __init__(self, addresses: Addresses, log: LogIdentity) -> None:
+        self._addresses, self._log = addresses, log
         self.encrypted = addresses.tls is not None
 
     async def open(
@@ -175,15 +178,17 @@ class Connector:
     ) -> AioConnection:
         """Return a connection to the first address that answers, once it is welcomed.
 
-        Raises the last error.
+        Raises the last error that another attempt may avoid, if there is one.
         """
-        *others, last = self._addresses
-        for address in others:
+        failure: OSError | TxmqError | None = None
+        for address, _untried in self._log.in_turn(self._addresses):
             try:
                 return await self._open_one(loop, make, address)
-            except (OSError, TxmqError):
-                continue
-        return await self._open_one(loop, make, last)
+            except (OSError, TxmqError) as error:
+                if failure is None or not _is_permanent(error) or _is_permanent(failure):
+                    failure = error
+        assert failure is not None, "there is at least one address"
+        raise failure
 
     async def _open_one(
         self, loop: AbstractEventLoop, make: Callable[[], AioConnection], address: Address
@@ -349,6 +354,10 @@ def is_final(error: TxmqError) -> bool:
     A protocol error is not final: it may have been an accident.
     """
     return not error.retriable and not isinstance(error, ProtocolError)
+
+
+def _is_permanent(error: OSError | TxmqError) -> bool:
+    return isinstance(error, TxmqError) and is_final(error)
 
 
 def request_timeout(seconds: float) -> RequestTimeout:

@@ -174,6 +174,14 @@ def _tls(options: dict[str, str], url: str, *, encrypted: bool) -> TlsSettings |
     )
 
 
+def node_address(text: str) -> Address | None:
+    """Return the address by which a node is told of, None where it cannot be one."""
+    try:
+        return _parse_address(text, text)
+    except ConfigError:
+        return None
+
+
 def _parse_address(text: str, url: str) -> Address:
     host, separator, digits = text.rpartition(":")
     if not separator or text.endswith("]"):

@@ -1,0 +1,35 @@
+"""The console's page of the nodes of a cluster."""
+
+from __future__ import annotations
+
+from tests.admin.console_support import ConsoleInMemory
+from tests.broker.support import BrokerInMemory, FakeNode
+from txmq.config.broker import SettingsFile
+
+SETTINGS = SettingsFile.model_validate(
+    {"broker": {"data": "/data"}, "cluster": {"kafka": "127.0.0.1:9092"}}
+)
+
+
+def test_nodes_are_listed_and_another_one_is_told_to_lead() -> None:
+    node = FakeNode()
+    [follower] = node.others
+    node.others.append(follower._replace(name="<n3>", role="silent", heard_s=100.0))
+    broker = BrokerInMemory(settings=SETTINGS, cluster=node)
+    broker.start()
+    console = ConsoleInMemory(broker)
+    page = console.get("/cluster")
+    for said in ("n1 this one", "127.0.0.1:7652", "follower", "<n3>", "silent", "Epoch 3"):
+        assert said in page.text
+    assert "<n3>" not in page.body
+    asked = console.act("cluster.step_down", sure=False, reason="slow")
+    assert "another one leads" in asked.text
+    assert not node.has_stepped_down
+    console.act("cluster.step_down", reason="slow")
+    assert node.has_stepped_down
+    node.others.clear()
+    assert "No other node follows" in console.get("/cluster").text
+
+
+def test_a_broker_alone_says_so() -> None:
+    assert "shares its log with nobody" in ConsoleInMemory().get("/cluster").text
