@@ -20,7 +20,8 @@ CHARTS = (
 )
 
 
-# pages that show more of an alarm than the one thing that it names: path and text
+# pages that show more of an alarm than the one thing that it names: path and text;
+# {name} is that of the thing
 TOPICS = ("topics", "Topics and their sizes")
 XA = ("transactions/xa", "XA branches")
 PAGES_OF_ALARMS = {
@@ -33,7 +34,7 @@ PAGES_OF_ALARMS = {
     "transaction.conflict": ("transactions?state=conflicts", "Refused decisions"),
     "heuristic.mixed": ("transactions/xa?heuristic=yes", "Heuristic decisions"),
     **dict.fromkeys(("xa.orphan", "xa.needs_operator", "xa.lost_branch", "xa.unreachable"), XA),
-    "group.letters": ("letters", "Dead letters"),
+    "group.letters": ("letters/{name}", "Dead letters"),
     **dict.fromkeys(("plan.paused", "plan.waiting"), ("plans", "Replay plans")),
     **dict.fromkeys(
         ("resolver.unreachable", "resolver.blocked", "resolver.refused", "resolver.missing"),
@@ -64,4 +65,4 @@ async def overview(request: PageRequest) -> View:
     )
 
 
-PAGES = (Page("", "Overview", overview, "Overview", "o"),)
+PAGES = (Page("", "Overview", overview, "Overview", "o", needs="broker.show"),)
