@@ -10,7 +10,7 @@ from contextlib import closing, contextmanager, suppress
 from http.client import HTTPConnection
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
+from threading import Event, Thread
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
@@ -29,10 +29,12 @@ from txmq.admin.console.registry import NAVIGATION, PAGES
 from txmq.client.protocol import conversation
 from txmq.client.protocol.transaction.tokens import new_token
 from txmq.model.decider import ByChecker, ByHome
+from txmq.model.retry import RetryPolicy
 from txmq.model.units import DAY, SECOND
 from txmq.testing.wait import PATIENCE_S, wait_until
 
 PASSWORD = "correct horse battery"
+NO_RETRY = RetryPolicy((1.0,), retries=0)
 # what would run as a script, or hide, wherever a page does not escape it
 TITLE = "document.title='owned'"
 HOSTILE = (
@@ -280,7 +282,7 @@ def tell_hostile_texts(client: txmq.Client, shop: Peer) -> None:
                 "groups/odd", "groups/odd/reset?topic=odd&to=first", "transactions/" + token,
                 "trace?key=k", "plan/new?group=odd&saved=odd", "transactions/" + asked,
                 "transactions/" + branch.hex, "transactions/xa?heuristic=yes",
-                "groups/strangers"])  # fmt: skip
+                "groups/strangers", "letters/strangers/orders/0/0"])  # fmt: skip
 
 
 def paths() -> list[str]:
@@ -739,6 +741,75 @@ def test_a_page_that_one_may_not_open_is_disabled_in_the_navigation(console: Con
         wait_until(lambda: driver.current_url == console.url + "groups", what="the groups")
     finally:
         console.log_in("ann")
+
+
+@contextmanager
+def mended_consumer(url: str) -> Iterator[None]:
+    """A consumer for the block, whose handler fails for what is not mended."""
+    ended = Event()
+
+    def handle(message: Any) -> None:
+        if message.body == b"broken":
+            raise ValueError("no such order")
+
+    with txmq.connect(url, service="walk", timeout=PATIENCE_S) as client:
+        consumer = client.consumer("walk", topics=["walks"], member="w-1", retry=NO_RETRY)
+        work = Thread(target=lambda: consumer.run(handle, stop=ended))
+        work.start()
+        try:
+            client.send("walks", b"broken", key="c-1")
+            yield
+        finally:
+            ended.set()
+            work.join()
+            consumer.close()
+
+
+def follow(console: Console, selector: str, words: str) -> None:
+    """Follow the first such link, to a page with these words."""
+    wait_until(
+        lambda: console.browser.driver.find_elements(By.CSS_SELECTOR, selector), what=selector
+    )
+    console.click(selector)
+    wait_until(lambda: words in console.text(), what=words)
+
+
+def test_from_an_alarm_an_operator_walks_to_the_end_of_a_failure(console: Console) -> None:
+    driver = console.browser.driver
+    with txmq.connect(console.broker, timeout=PATIENCE_S) as client:
+        client.call("topic.create", name="walks", partitions=1)
+    with mended_consumer(console.broker):
+        alarm = "#alarms a[href$='letters/walk']"
+        wait_until(
+            lambda: console.open("") and driver.find_elements(By.CSS_SELECTOR, alarm),
+            what="an alarm",
+        )
+        follow(console, alarm, "By error")
+        follow(console, "tbody a[href*='/walks/']", "no such order")
+        press_button(console, "Try once")
+        acted(console)
+        leave(console)
+        wait_until(lambda: "2 failed" in console.open("letters/walk/walks/0/0"), what="the trial")
+        follow(console, "a[href$='/edit']", "Headers, one in a line")
+        body = driver.find_element(By.NAME, "body")
+        body.clear()
+        body.send_keys("mended")
+        press_button(console, "Compare and edit")
+        say_why(console, "Edit the message")
+        leave(console)
+        wait_until(lambda: "version 1" in console.text(), what="the letter with its new version")
+        console.open("letters/walk")
+        follow(console, "a[href*='plan/new']", "1 letters of group walk match")
+        press_button(console, "Make the plan")
+        acted(console)
+        leave(console)
+        wait_until(lambda: "planned" in console.plan_state(), what="the plan")
+        press_button(console, "Start")
+        acted(console)
+        leave(console)
+        wait_until(lambda: "done" in console.plan_state(), what="the end of the plan")
+        follow(console, "tbody a[href*='letters/walk']", "it was processed, or never failed")
+        follow(console, "a[href*='trace?id=']", "Time line")
 
 
 def test_a_plan_runs_before_the_eyes_of_its_operator(console: Console) -> None:
