@@ -11,7 +11,8 @@ from tests.admin.console_support import FORM, OWN, ConsoleInMemory
 from tests.broker.access.test_needs import arguments
 from txmq import admin
 from txmq.admin.console import plans
-from txmq.admin.console.actions import ACTIONS, DANGEROUS
+from txmq.admin.console.action import DANGEROUS
+from txmq.admin.console.actions import ACTIONS
 from txmq.admin.console.page import ANSWER_S
 from txmq.admin.http import MAX_FORM_BYTES
 from txmq.core.consumers.commands import JoinGroup
@@ -164,7 +165,8 @@ def test_what_takes_away_for_good_looks_so_where_it_is_offered_and_where_it_is_c
 ) -> None:
     console.broker.ask("topic.create", name="doomed", partitions=1)
     page = console.get("/topics/doomed").body
-    assert '<button class="danger">Delete the topic</button>' in page
+    says = ACTIONS["topic.delete"].says
+    assert f'<button class="danger" title="{says}">Delete the topic</button>' in page
     asked = console.act("topic.delete", sure=False, name="doomed").body
     assert '<button class="main danger">Delete the topic</button>' in asked
     console.broker.ask("plan.create", name="p", group="g")

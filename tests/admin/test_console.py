@@ -10,7 +10,7 @@ from contextlib import closing, contextmanager, suppress
 from http.client import HTTPConnection
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
+from threading import Event, Thread
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
@@ -29,10 +29,12 @@ from txmq.admin.console.registry import NAVIGATION, PAGES
 from txmq.client.protocol import conversation
 from txmq.client.protocol.transaction.tokens import new_token
 from txmq.model.decider import ByChecker, ByHome
+from txmq.model.retry import RetryPolicy
 from txmq.model.units import DAY, SECOND
 from txmq.testing.wait import PATIENCE_S, wait_until
 
 PASSWORD = "correct horse battery"
+NO_RETRY = RetryPolicy((1.0,), retries=0)
 # what would run as a script, or hide, wherever a page does not escape it
 TITLE = "document.title='owned'"
 HOSTILE = (
@@ -133,10 +135,15 @@ class Console(NamedTuple):
         button = self.held_button(label, "form.act button")
         form = button.find_element(By.XPATH, "ancestor::form")
         for name, value in fields.items():
-            field = form.find_element(By.NAME, name)
-            if field.tag_name != "select":
-                field.clear()
-            field.send_keys(value)
+            found = form.find_elements(By.CSS_SELECTOR, f"[name='{name}']:not([type=hidden])")
+            if found[0].get_attribute("type") == "checkbox":
+                for box in found:
+                    if box.is_selected() != (box.get_attribute("value") in value.split()):
+                        box.click()
+                continue
+            if found[0].tag_name != "select":
+                found[0].clear()
+            found[0].send_keys(value)
         button.click()
         for _ in range(2):
             wait_until(lambda: driver.find_elements(By.CSS_SELECTOR, ".asks, .outcome, .problem"),
@@ -276,7 +283,7 @@ def tell_hostile_texts(client: txmq.Client, shop: Peer) -> None:
                 "groups/odd", "groups/odd/reset?topic=odd&to=first", "transactions/" + token,
                 "trace?key=k", "plan/new?group=odd&saved=odd", "transactions/" + asked,
                 "transactions/" + branch.hex, "transactions/xa?heuristic=yes",
-                "groups/strangers"])  # fmt: skip
+                "groups/strangers", "letters/strangers/orders/0/0"])  # fmt: skip
 
 
 def paths() -> list[str]:
@@ -367,8 +374,8 @@ def test_a_live_part_follows_and_stands_still_for_its_reader(console: Console) -
     wait_until(lambda: console.state() == "paused", what="a pause by key")
     console.press("p")
     wait_until(lambda: console.state() == "live", what="a live page by key")
-    console.open("groups/billing")
-    driver.find_element(By.NAME, "to").send_keys("half of a name")
+    console.open("users/eve")
+    driver.find_element(By.NAME, "of").send_keys("half of a name")
     driver.execute_script("document.activeElement.blur(); scrollTo(0, 0)")
     wait_until(lambda: console.state() == "paused: filled in", what="a pause while it is filled in")
     console.click("#live-state")
@@ -412,17 +419,29 @@ def test_groups_topics_and_users_are_changed_by_forms(console: Console) -> None:
         console.act("groups/billing", "Resume"),
         console.act("groups/billing", "Copy", to="again"),
         console.act("groups/billing/reset?topic=orders&to=offset&partition=0&offset=1", "Reset"),
-        console.act("groups/again", "Delete"),
+        console.act("groups/again", "Delete the group"),
         console.act("topics", "Create", name="spare", partitions="2"),
-        console.act("topics/spare", "Change", retention_ms="60000", writable="no", note="ours"),
-        console.act("users/eve", "Grant", what="read", resource="topic:spare"),
+        console.act("topics/spare", "Change", retention_ms="90s", writable="no", note="ours"),
+        console.act("users/eve", "Grant", what="read", kind="topic", of="spare"),
         console.act("users/eve", "Revoke"),
         console.act("users/eve", "Change the quota", topics="5"),
+        console.act(
+            "users", "Add the user", name="zoe", roles="operator", password=PASSWORD, again=PASSWORD
+        ),
+        console.act("users/zoe", "Set the password", password="another one", again="another one"),
+        console.act("groups/billing", "Change the retries", delays_us="5, 1min", retries="3"),
+        console.act("groups/billing", "Change", flood_keys="7", keep_until_exported="yes"),
+        console.act("groups/billing", "Change the limits", messages_per_s="500", lease_ms="90s"),
         console.act("users/eve", "Change roles", roles="auditor operator"),
     ]
     assert [text for text in done if "done" not in text] == []
-    assert {"60000", "ours"} <= set(console.open("topics/spare").split())
-    assert "auditor, operator" in console.open("users/eve")
+    page = console.open("topics/spare")
+    assert "90 s" in page
+    assert "ours" in page
+    page = console.open("groups/billing")
+    for words in ("delays: 5 s, 1 min; retries: 3", "90 s", "500"):
+        assert words in page
+    assert "operator, auditor" in console.open("users/eve")
     assert "done" in console.act("topics/spare", "Delete the topic")
     assert "spare" not in console.open("topics")
     assert "done" in console.act("users/eve", "Change roles", roles="auditor")
@@ -435,6 +454,7 @@ def test_groups_topics_and_users_are_changed_by_forms(console: Console) -> None:
 def test_the_other_actions_do_what_their_buttons_say(console: Console) -> None:
     with txmq.connect(console.broker, timeout=PATIENCE_S) as client:
         client.call("user.set", name="temp", roles=[], new=True)
+        client.call("token.add", name="temp", token="scripts", digest="0" * 64, expire_s=3_600)
         client.call("topic.create", name="copies", partitions=1)
         client.call("plan.create", name="open", group="other")
         found = client.call("dlq.list", group="other", bodies=False)["letters"]
@@ -445,6 +465,7 @@ def test_the_other_actions_do_what_their_buttons_say(console: Console) -> None:
     ]
     done = [
         console.act("topics/odd", "Add partitions", partitions="3"),
+        console.act("users/temp", "Revoke the token"),
         console.act("users/temp", "Delete the user"),
         console.act("letters/odd", "Save the note", text=HOSTILE[0]),
         console.act("letters/odd?filter=age%3E0s", "Save the filter", name="mine"),
@@ -684,6 +705,114 @@ def test_messages_that_wait_for_their_retry_are_hastened_buried_and_skipped(
         leave(console)
 
 
+def test_all_that_is_retried_is_hastened_on_the_page_of_its_group(console: Console) -> None:
+    with peer(console.broker) as shop:
+        shop.dead_letters("late", "orders", 3, delay_ms=3_600_000)
+    assert "done" in console.act("groups/late", "Retry all now")
+
+
+SMALL = {"width": 1366, "height": 768, "deviceScaleFactor": 1, "mobile": False}
+CUT = """
+const wide = [...document.querySelectorAll(".table, main, nav")].filter(
+  (one) => one.scrollWidth > one.clientWidth + 1);
+return wide.map((one) => one.innerText.slice(0, 200));
+"""
+
+
+def test_no_column_is_cut_on_a_small_screen(console: Console) -> None:
+    driver = console.browser.driver
+    driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", SMALL)
+    try:
+        cut = {path: driver.execute_script(CUT) for path in paths() if console.open(path)}
+    finally:
+        driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+    assert [found for found in cut.items() if found[1]] == []
+
+
+def test_a_page_that_one_may_not_open_is_disabled_in_the_navigation(console: Console) -> None:
+    driver = console.browser.driver
+    console.log_in("eve")
+    try:
+        console.open("me")
+        [users] = driver.find_elements(By.CSS_SELECTOR, "nav a[aria-disabled]")
+        assert users.text == "Users"
+        assert "may not admin cluster" in str(users.get_attribute("title"))
+        console.press("gu")
+        console.press("gg")
+        wait_until(lambda: driver.current_url == console.url + "groups", what="the groups")
+    finally:
+        console.log_in("ann")
+
+
+@contextmanager
+def mended_consumer(url: str) -> Iterator[None]:
+    """A consumer for the block, whose handler fails for what is not mended."""
+    ended = Event()
+
+    def handle(message: Any) -> None:
+        if message.body == b"broken":
+            raise ValueError("no such order")
+
+    with txmq.connect(url, service="walk", timeout=PATIENCE_S) as client:
+        consumer = client.consumer("walk", topics=["walks"], member="w-1", retry=NO_RETRY)
+        work = Thread(target=lambda: consumer.run(handle, stop=ended))
+        work.start()
+        try:
+            client.send("walks", b"broken", key="c-1")
+            yield
+        finally:
+            ended.set()
+            work.join()
+            consumer.close()
+
+
+def follow(console: Console, selector: str, words: str) -> None:
+    """Follow the first such link, to a page with these words."""
+    wait_until(
+        lambda: console.browser.driver.find_elements(By.CSS_SELECTOR, selector), what=selector
+    )
+    console.click(selector)
+    wait_until(lambda: words in console.text(), what=words)
+
+
+def test_from_an_alarm_an_operator_walks_to_the_end_of_a_failure(console: Console) -> None:
+    driver = console.browser.driver
+    with txmq.connect(console.broker, timeout=PATIENCE_S) as client:
+        client.call("topic.create", name="walks", partitions=1)
+    with mended_consumer(console.broker):
+        alarm = "#alarms a[href$='letters/walk']"
+        wait_until(
+            lambda: console.open("") and driver.find_elements(By.CSS_SELECTOR, alarm),
+            what="an alarm",
+        )
+        follow(console, alarm, "By error")
+        follow(console, "tbody a[href*='/walks/']", "no such order")
+        press_button(console, "Try once")
+        acted(console)
+        leave(console)
+        wait_until(lambda: "2 failed" in console.open("letters/walk/walks/0/0"), what="the trial")
+        follow(console, "a[href$='/edit']", "Headers, one in a line")
+        body = driver.find_element(By.NAME, "body")
+        body.clear()
+        body.send_keys("mended")
+        press_button(console, "Compare and edit")
+        say_why(console, "Edit the message")
+        leave(console)
+        wait_until(lambda: "version 1" in console.text(), what="the letter with its new version")
+        console.open("letters/walk")
+        follow(console, "a[href*='plan/new']", "1 letters of group walk match")
+        press_button(console, "Make the plan")
+        acted(console)
+        leave(console)
+        wait_until(lambda: "planned" in console.plan_state(), what="the plan")
+        press_button(console, "Start")
+        acted(console)
+        leave(console)
+        wait_until(lambda: "done" in console.plan_state(), what="the end of the plan")
+        follow(console, "tbody a[href*='letters/walk']", "it was processed, or never failed")
+        follow(console, "a[href*='trace?id=']", "Time line")
+
+
 def test_a_plan_runs_before_the_eyes_of_its_operator(console: Console) -> None:
     driver = console.browser.driver
     letters_of(console, "bees")
@@ -692,7 +821,10 @@ def test_a_plan_runs_before_the_eyes_of_its_operator(console: Console) -> None:
     driver.find_element(By.NAME, "rate").send_keys("0.01")
     press_button(console, "Make the plan")
     acted(console)
-    console.open("plans/bees")
+    leave(console)
+    wait_until(lambda: driver.current_url == console.url + "plans/bees", what="the plan")
+    assert "no such order" in console.text()
+    assert "stay open dead letters" in console.text(), "what Cancel does"
     press_button(console, "Start")
     acted(console)
     leave(console)

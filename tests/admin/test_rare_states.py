@@ -158,7 +158,7 @@ def test_an_entry_of_the_audit_topic_that_is_damaged_is_named() -> None:
         console.broker.ask("topic.create", name=name, partitions=1)
         console.broker.ask("topic.alter", name=name, writable=False, **WHO)
     _damage(console.broker, AUDIT, 0)
-    _shown(console, "/audit", "topic:two", "damaged at position")
+    _shown(console, "/audit", "topic two", "damaged at position")
 
 
 def test_a_transaction_whose_messages_are_damaged_can_be_decided() -> None:
@@ -236,7 +236,8 @@ def test_a_group_in_states_that_are_rare(monkeypatch: pytest.MonkeyPatch) -> Non
         "Resume t-1",
         "Pause t-2",
         "by an operator",
-        "(3 retries)",
+        "delays: 1 ms; retries: 3",
+        "lease 9 s",
         "and 5 more",
         "pauses t-3",
     )
@@ -309,7 +310,7 @@ def test_users_with_tokens_quotas_and_refusals() -> None:
     for _ in range(40):
         broker.shop.ask(Opcode.CALL, encode_call("topic.list", {}))
     console = ConsoleInMemory(broker)
-    words = ("Tokens ci", "Throttled Requests per second:", "the last time")
+    words = ("ci", "Revoke the token", "Throttled Requests per second:", "the last time")
     _shown(console, "/users/shop", *words, user="root")
     _shown(console, "/users", "throttled", user="root")
     _shown(console, "/me", "none", "✗", user="nobody")

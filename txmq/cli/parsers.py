@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import NamedTuple
 from uuid import UUID
@@ -17,15 +17,10 @@ import typer
 
 from txmq.errors import LocalProtocolError
 from txmq.model import limits
+from txmq.model.measures import SECONDS_MS, SIZES, UNITS_MS, parse_measure
 from txmq.model.message import delay_level, is_name, parse_message_id, to_micros
 from txmq.model.units import DAY, MILLISECOND, SECOND
 
-UNITS_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000}
-SIZES = {"": 1, "B": 1} | {
-    name + ending: base**power
-    for power, name in enumerate("KMGT", start=1)
-    for ending, base in (("iB", 1_024), ("B", 1_000))
-}
 DEFAULT, NONE = "default", "none"
 POLICIES = ("delete", "archive", DEFAULT)
 SWITCHES = {"yes": True, "no": False, "true": True, "false": False}
@@ -132,9 +127,7 @@ def parse_time(text: str) -> int:
 
 def parse_duration(text: str) -> float:
     """Parse a duration like 90s, 15m, 2h or 3d into seconds, which need no unit."""
-    seconds = (
-        _parse_measure(text, {"": 1_000} | UNITS_MS, "duration", "90, 90s, 15m, 2h or 3d") / 1_000
-    )
+    seconds = _parse_measure(text, SECONDS_MS, "duration", "90, 90s, 15m, 2h or 3d") / 1_000
     if seconds >= limits.DURATION / SECOND:
         raise typer.BadParameter(
             f"invalid duration {text!r}: use less than {limits.DURATION // DAY}d"
@@ -243,12 +236,9 @@ def _parse_or_default(text: str, measure: Callable[[str], int]) -> int | str:
     return 0 if text == NONE else measure(text)
 
 
-def _parse_measure(text: str, units: dict[str, int], kind: str, form: str) -> int:
+def _parse_measure(text: str, units: Mapping[str, int], kind: str, form: str) -> int:
     """Parse a number and its unit. `kind` and `form` are for the error."""
-    match = re.fullmatch(r"([0-9]{1,12}(?:\.[0-9]{1,6})?)\s?([A-Za-z]*)", text)
-    if match is None or match[2] not in units:
-        raise typer.BadParameter(f"invalid {kind} {text!r}: use {form}")
-    number = round(float(match[1]) * units[match[2]])
-    if number >= 1 << 63:
-        raise typer.BadParameter(f"invalid {kind} {text!r}: it does not fit into 64 bits")
-    return number
+    try:
+        return parse_measure(text, units, kind, form)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None

@@ -17,7 +17,6 @@ from txmq.errors import ConfigError
 if TYPE_CHECKING:
     from txmq.wire.scram import Verifier
 
-SHORTEST = 8  # characters
 PasswordFile = Annotated[
     str | None,
     typer.Option(
@@ -31,15 +30,10 @@ def new_verifier(out: Output, file: str | None) -> Verifier:
 
     Raises ConfigError.
     """
-    from txmq.wire.scram import make_verifier
+    from txmq.wire import scram
 
-    password = _read(out, file)
-    if len(password) < SHORTEST:
-        raise ConfigError(
-            "password", f"it has fewer than {SHORTEST} characters", hint="choose a longer one"
-        )
     try:
-        return make_verifier(password)
+        return scram.new_verifier(_read(out, file))
     except ValueError as error:
         raise ConfigError("password", str(error), hint="choose another one") from None
 

@@ -22,7 +22,7 @@ MECHANISM = "SCRAM-SHA-256"
 ITERATIONS = 15_000  # of new verifiers
 MIN_ITERATIONS, MAX_ITERATIONS = 4_096, 1_000_000  # that a client accepts of a broker
 SALT_BYTES = 16
-MAX_PASSWORD = 1_024
+SHORTEST, MAX_PASSWORD = 8, 1_024  # characters: of a new one, of any
 NO_BINDING = "n,,"
 WRONG = "wrong user or password"
 WRONG_HINT = "check both; an admin sets a new password: txmq user password NAME"
@@ -67,6 +67,13 @@ def prepare(password: str) -> bytes:
 @lru_cache(maxsize=64)  # connections of one client share it
 def _salted(password: bytes, salt: bytes, iterations: int) -> bytes:
     return hashlib.pbkdf2_hmac("sha256", password, salt, iterations)
+
+
+def new_verifier(password: str) -> Verifier:
+    """Return the verifier of a password that somebody has chosen. Raises ValueError."""
+    if len(password) < SHORTEST:
+        raise ValueError(f"it has fewer than {SHORTEST} characters")
+    return make_verifier(password)
 
 
 def make_verifier(

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+from txmq.admin.console.actions import ACTIONS
 from txmq.admin.console.page import Page, PageRequest, View
+from txmq.admin.console.words import in_words
+
+COUNTS = ("done", "refused")  # of a result
 
 
 async def audit(request: PageRequest) -> View:
@@ -18,7 +24,18 @@ async def audit(request: PageRequest) -> View:
         newest=True,
         limit=request.limit,
     )
-    return View("audit.html", {"reply": reply, "filtered": is_filtered})
+    entries = [one if "damaged" in one else _in_words(one) for one in reply["entries"]]
+    titles = {call: action.title for call, action in ACTIONS.items()}
+    shown = {"reply": reply | {"entries": entries}, "filtered": is_filtered, "titles": titles}
+    return View("audit.html", shown)
 
 
-PAGES = (Page("audit", "Audit", audit, "Audit", "a"),)
+def _in_words(entry: dict[str, Any]) -> dict[str, Any]:
+    """Add the arguments of an entry in words, without what its other fields say."""
+    about = entry["about"].partition(":")[2]
+    told = {name: value for name, value in entry["arguments"].items() if value != about}
+    result = {name: entry["result"][name] for name in COUNTS if name in entry.get("result", ())}
+    return entry | {"words": in_words(told), "result": result}
+
+
+PAGES = (Page("audit", "Audit", audit, "Audit", "a", needs="audit.list"),)

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import parse_qsl
 
 from txmq.admin.console import registry
-from txmq.admin.console.actions import ACTIONS, CONTINUED, Action
+from txmq.admin.console.action import Action
+from txmq.admin.console.actions import ACTIONS, CONTINUED
 from txmq.admin.console.csrf import FIELD
 from txmq.admin.console.page import PageRequest, Refused, View, answer_to, root_of
 from txmq.core.events.outcome import Rejected
@@ -213,6 +214,7 @@ def _outcome(sent: SentForm, reply: Any, stopped: Refused | None = None) -> View
         "next": following,
         "stopped": stopped,
         "hidden": hidden,
+        "leads": sent.action.page_of(sent.fields),
     }
     return View("outcome.html", values)
 

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 from txmq.admin.console.charts import charts
 from txmq.admin.console.listing import by_name
 from txmq.admin.console.page import Page, PageRequest, Refused, View
+from txmq.admin.console.words import in_words, length
+from txmq.model.letter_filter import RETRIED, format_filter
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -15,7 +17,6 @@ if TYPE_CHECKING:
 
 POSITIONS = 100  # of one group, on one page
 CHARTS = {"unprocessed": "Unprocessed", "letters": "Dead letters"}
-TIMES = {"lease_us", "session_us", "consume_timeout_us"}
 
 
 async def groups(request: PageRequest) -> View:
@@ -31,7 +32,8 @@ async def group(request: PageRequest) -> View:
     rows = _stuck_first(shown["positions"])[first : first + POSITIONS]
     series = [(f"group:{name}:{what}", title, "count") for what, title in CHARTS.items()]
     shows_charts = request.may("broker.series", names=[], span="hour").allowed
-    settings = {key: value for key, value in shown["settings"].items() if key != "retry"}
+    settings = dict(shown["settings"])
+    retry, altered = settings.pop("retry"), settings.pop("altered")
     return View(
         "group.html",
         {
@@ -39,11 +41,25 @@ async def group(request: PageRequest) -> View:
             "rows": rows,
             "charts": await charts(request, series, "hour") if shows_charts else [],
             "following": first + POSITIONS if first + POSITIONS < len(shown["positions"]) else None,
-            "settings": settings,
-            "retry": shown["settings"]["retry"],
-            "times": TIMES,
+            "settings": settings | {"retry": retry},
+            "altered": altered,
+            "now": _fields_now(settings, retry),
+            "retries": format_filter({"states": RETRIED}),
         },
     )
+
+
+def _fields_now(settings: dict[str, Any], retry: dict[str, Any]) -> dict[str, str]:
+    """Return the present values of the fields of a group's forms, as these take them:
+    of the retry policy exactly, since it is changed whole.
+    """
+    times = {name.replace("_us", "_ms"): in_words(value, name) for name, value in settings.items()}
+    return times | {
+        "delays_us": ", ".join(length(delay) for delay in retry["delays_us"]),
+        "retries": str(retry["retries"]),
+        "jitter": str(retry["jitter"]),
+        **{name: " ".join(retry[name]) for name in ("dead", "postpone")},
+    }
 
 
 def _stuck_first(positions: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -114,7 +130,7 @@ def _fields(args: dict[str, Any]) -> dict[str, Any]:
 
 
 PAGES = (
-    Page("groups", "Consumer groups", groups, "Groups", "g"),
+    Page("groups", "Consumer groups", groups, "Groups", "g", needs="group.list"),
     Page("groups/*", "Consumer group", group),
     Page("groups/*/reset", "Reset", reset, live=False),
 )

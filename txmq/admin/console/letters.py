@@ -14,7 +14,7 @@ from txmq.admin.console.bodies import Decoded, decode_message
 from txmq.admin.console.life import life_of
 from txmq.admin.console.listing import MAX_CALLS, SCANNED
 from txmq.admin.console.page import Page, PageRequest, Refused, View
-from txmq.errors import MessagesDamaged
+from txmq.errors import MessagesDamaged, UnknownLetter
 from txmq.model.letter_filter import (
     RETRIED,
     InvalidFilter,
@@ -182,9 +182,14 @@ def _plan_name(group: str, now: int) -> str:
 async def letter(request: PageRequest) -> View:
     """Show one letter: its message, its errors, and all that became of it."""
     place = _place(request)
-    shown, may_read = await _letter(request, place)
-    decoded = await _decoded(request, shown)
     at = f"{place['topic']}/{place['partition']}/{place['offset']}"
+    try:
+        shown, may_read = await _letter(request, place)
+    except Refused as refused:
+        if refused.kind is not UnknownLetter:
+            raise
+        return await _no_letter(request, place, at)
+    decoded = await _decoded(request, shown)
     events = await life_of(request, shown)
     is_retried = shown["state"] in RETRIED
     may_life = request.may(
@@ -206,6 +211,32 @@ async def letter(request: PageRequest) -> View:
             "members": await _members(request, shown["group"]),
         },
     )
+
+
+async def _no_letter(request: PageRequest, place: dict[str, Any], at: str) -> View:
+    """Show what became of a message that is no dead letter, or no longer."""
+    message = await find_letter(request, place)
+    events = await life_of(request, message)
+    return View(
+        "no_letter.html", {"group": place["group"], "one": message, "at": at, "events": events}
+    )
+
+
+async def find_letter(request: PageRequest, place: dict[str, Any]) -> dict[str, Any]:
+    """Return a letter without its body, or the message that is one no longer. Raises
+    Refused.
+    """
+    try:
+        letter: dict[str, Any] = await request.ask("dlq.show", **place, bodies=False)
+    except Refused as refused:
+        if refused.kind is not UnknownLetter:
+            raise
+        wanted = {name: value for name, value in place.items() if name != "group"}
+        found = (await request.ask("message.find", **wanted, limit=1))["messages"]
+        if not found or found[0]["offset"] != place["offset"]:
+            raise
+        letter = found[0]
+    return letter
 
 
 async def edit(request: PageRequest) -> View:
@@ -271,7 +302,7 @@ def path_of(group: str, at: Iterable[object]) -> str:
 
 
 PAGES = (
-    Page("letters", "Dead letters", groups, "Dead letters", "l", live=False),
+    Page("letters", "Dead letters", groups, "Dead letters", "l", live=False, needs="group.list"),
     Page("letters/*", "Dead letters", letters, live=False),
     Page("letters/*/*/*/*", "Dead letter", letter, live=False),
     Page("letters/*/*/*/*/edit", "Edit a dead letter", edit, live=False),

@@ -20,7 +20,8 @@ CHARTS = (
 )
 
 
-# pages that show more of an alarm than the one thing that it names: path and text
+# pages that show more of an alarm than the one thing that it names: path and text;
+# {name} is that of the thing
 TOPICS = ("topics", "Topics and their sizes")
 XA = ("transactions/xa", "XA branches")
 PAGES_OF_ALARMS = {
@@ -37,7 +38,7 @@ PAGES_OF_ALARMS = {
         ("cluster.no_follower", "cluster.node_silent", "cluster.node_behind", "cluster.kafka_away"),
         ("cluster", "Nodes"),
     ),
-    "group.letters": ("letters", "Dead letters"),
+    "group.letters": ("letters/{name}", "Dead letters"),
     **dict.fromkeys(("plan.paused", "plan.waiting"), ("plans", "Replay plans")),
     **dict.fromkeys(
         ("resolver.unreachable", "resolver.blocked", "resolver.refused", "resolver.missing"),
@@ -68,4 +69,4 @@ async def overview(request: PageRequest) -> View:
     )
 
 
-PAGES = (Page("", "Overview", overview, "Overview", "o"),)
+PAGES = (Page("", "Overview", overview, "Overview", "o", needs="broker.show"),)

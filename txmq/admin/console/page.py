@@ -13,7 +13,8 @@ It returns a template and the values that the template shows:
 
 A module of pages has `PAGES`; `registry` lists the modules. A `*` in the path stands
 for one name, which is in `request.names`. `nav` and `key` put a page into the
-navigation: its text there, and the key that opens it behind `g`.
+navigation: its text there, and the key that opens it behind `g`. For those who may not
+make the call that the page `needs`, it is disabled there, and says why.
 
 The template extends `base.html` and fills the block `live`. With `live`, an event
 stream renders that block again every two seconds while somebody looks; it stands by
@@ -42,6 +43,7 @@ from txmq.errors import RemoteProtocolError, TxmqError
 from txmq.model.units import SECOND
 
 if TYPE_CHECKING:
+    from txmq.admin.console.action import Action
     from txmq.admin.http_values import Query
     from txmq.broker.access.guard import Rights
     from txmq.broker.service import BrokerParts
@@ -163,9 +165,9 @@ class PageRequest:
             return Permission(True)
         return self._permission(self._parts.calls.missing(call, args, self.rights))
 
-    def is_dangerous(self, call: str) -> bool:
-        """Return whether buttons of an action look dangerous."""
-        return ACTIONS[call].danger
+    def action(self, call: str) -> Action:
+        """Return the action that makes a call, for its button."""
+        return ACTIONS[call]
 
     def may_act(self, call: str, fields: Mapping[str, object]) -> Permission:
         """Return whether the viewer may send a form with these fields, as far as they
@@ -247,6 +249,7 @@ class Page(NamedTuple):
     nav: str = ""
     key: str = ""
     live: bool = True
+    needs: str = ""
 
 
 def root_of(path: str) -> str:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
-from txmq.admin.console.letters import path_of
+from txmq.admin.console.letters import find_letter, path_of
 from txmq.admin.console.listing import by_name
-from txmq.admin.console.page import Page, PageRequest, View
+from txmq.admin.console.page import Page, PageRequest, Refused, View
 from txmq.core.state.plans import PlanSettings
 from txmq.model.letter_filter import InvalidFilter, format_filter, parse_filter
 
@@ -51,23 +52,33 @@ async def plan(request: PageRequest) -> View:
         **({"cursor": cursor} if cursor else {}),
     )
     state = shown["state"]
-    acts = VERBS.get(state, ())
+    waits = shown["settings"]["second_approver"] and not shown["approved_by"]
+    hidden = "start" if waits else "approve"
+    acts = [one for one in VERBS.get(state, ()) if one != hidden]
     return View(
         "plan.html",
         {
             "one": shown,
             "outcomes": OUTCOMES,
             "outcome": outcome,
-            "rows": [row | {"path": _path(shown["group"], row)} for row in page["letters"]],
+            "rows": [await _with_letter(request, shown["group"], row) for row in page["letters"]],
             "following": page["next"],
-            "acts": [act for act in acts if act != "approve" or not shown["approved_by"]],
+            "acts": acts,
             "labels": LABELS,
+            "explained": [(f"plan.{act}", LABELS[act]) for act in acts],
         },
     )
 
 
-def _path(group: str, row: dict[str, Any]) -> str:
-    return path_of(group, (row["topic"], row["partition"], row["offset"]))
+async def _with_letter(request: PageRequest, group: str, row: dict[str, Any]) -> dict[str, Any]:
+    """Add the path of a letter, its key, and its error as far as it is one still."""
+    at = {name: row[name] for name in ("topic", "partition", "offset")}
+    found: dict[str, Any] = {"path": path_of(group, at.values()), "key": None}
+    found |= {"error_type": "", "error_text": ""}
+    with suppress(Refused):  # its topic was deleted, or the viewer may not see it
+        letter = await find_letter(request, {"group": group, **at})
+        found |= {name: letter[name] for name in found if name in letter}
+    return row | found
 
 
 async def check(request: PageRequest) -> View:
@@ -109,7 +120,7 @@ async def new(request: PageRequest) -> View:
             "counted": counted,
             "wrong": wrong,
             "name": request.text("name"),
-            "defaults": PlanSettings(),
+            "defaults": PlanSettings()._asdict(),
         },
     )
 
@@ -124,13 +135,13 @@ async def policies(request: PageRequest) -> View:
             "found": found._replace(rows=rows),
             "group": request.text("group"),
             "written": request.text("filter"),
-            "defaults": PlanSettings(),
+            "defaults": PlanSettings()._asdict(),
         },
     )
 
 
 PAGES = (
-    Page("plans", "Replay plans", plans, "Replay plans", "p"),
+    Page("plans", "Replay plans", plans, "Replay plans", "p", needs="plan.list"),
     Page("plan/new", "New plan", new, live=False),
     Page("plans/*", "Replay plan", plan),
     Page("plans/*/check", "Dry run", check, live=False),

@@ -19,7 +19,7 @@ from txmq.admin.console import (
     transactions,
     users,
 )
-from txmq.admin.console.page import Page
+from txmq.admin.console.page import Page, PageRequest, Permission
 
 PAGES: tuple[Page, ...] = (
     *overview.PAGES,
@@ -36,6 +36,13 @@ PAGES: tuple[Page, ...] = (
 )
 NAVIGATION = tuple(page for page in PAGES if page.nav)
 MAX_NAME = 512
+
+
+def navigation(request: PageRequest) -> list[tuple[Page, Permission]]:
+    """Return the pages of the navigation, and whether the viewer may open each."""
+    return [
+        (page, request.may(page.needs) if page.needs else Permission(True)) for page in NAVIGATION
+    ]
 
 
 class Found(NamedTuple):

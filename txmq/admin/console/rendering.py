@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from datetime import UTC, datetime
 from importlib.resources import files
 from math import inf
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -17,6 +16,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from jinja2 import DictLoader, Environment, StrictUndefined
 from markupsafe import Markup, escape
 
+from txmq.admin.console import fields
+from txmq.admin.console.words import in_words, instant, label
 from txmq.model.decider import branch_in_words, decided_by
 from txmq.model.tracebacks import last_line
 from txmq.model.units import SECOND
@@ -97,14 +98,6 @@ def duration_ms(value: float) -> str:
     return duration_us(value * 1_000)
 
 
-def instant(value: int) -> str:
-    """Return a time, from microseconds since the epoch, in UTC."""
-    try:
-        return datetime.fromtimestamp(value / SECOND, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
-    except (OverflowError, ValueError, OSError):
-        return str(value)
-
-
 def moment(value: int | None) -> Markup:
     """Return a time as an element; nothing for 0 and None."""
     if not value:
@@ -116,13 +109,6 @@ def moment(value: int | None) -> Markup:
 def gist(text: str, kind: str) -> str:
     """Return what a text of an error says, for a row that has the type already."""
     return last_line(text).removeprefix(f"{kind}: ")
-
-
-def setting(value: object) -> str:
-    """Return the value of a setting as its file has it; a dash for none."""
-    if value is None or value == "":
-        return "–"
-    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 class Templates:
@@ -152,7 +138,8 @@ class Templates:
                 instant,
                 moment,
                 gist,
-                setting,
+                label,
+                in_words,
                 decided_by,
                 branch_in_words,
             )
@@ -168,6 +155,7 @@ class Templates:
             )
 
         self._environment.filters["ago"] = ago
+        self._environment.globals["tables"] = fields  # of forms
         # a part that is rendered by itself runs no import of its page
         for name in MACROS & sources.keys():
             module = self._environment.get_template(name).module

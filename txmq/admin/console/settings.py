@@ -14,11 +14,25 @@ async def settings(request: PageRequest) -> View:
     sections: dict[str, dict[str, Any]] = {}
     for name, section in reply["settings"].items():
         if isinstance(section, dict):
-            sections[name] = section
+            sections[name] = _written(section)
         elif isinstance(section, list):
             for number, one in enumerate(section, 1):
-                sections[f"{name} {number}"] = one
+                sections[f"{name} {number}"] = _written(one)
     return View("settings.html", {"sections": sections, "shown": shown})
 
 
-PAGES = (Page("settings", "Settings", settings, "Settings", "s", live=False),)
+def _written(section: dict[str, Any]) -> dict[str, str]:
+    """Return settings as their file has them; a dash for none."""
+    return {
+        name: "–" if value is None or value == "" else _text(value)
+        for name, value in section.items()
+    }
+
+
+def _text(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+PAGES = (
+    Page("settings", "Settings", settings, "Settings", "s", live=False, needs="broker.settings"),
+)

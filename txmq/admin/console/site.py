@@ -172,7 +172,7 @@ class Console:
             "root": request.root,
             "page": page,
             "is_live": page.live and view.status == 200,
-            "navigation": registry.NAVIGATION,
+            "navigation": registry.navigation(request),
             "broker": broker,
             "version": __version__,
             "digest": self._version,

@@ -10,6 +10,7 @@ from txmq.admin.addresses import is_whole_number
 from txmq.admin.console.bodies import CONTENT_TYPE, decode, decode_message
 from txmq.admin.console.listing import by_name
 from txmq.admin.console.page import Page, PageRequest, Refused, View
+from txmq.admin.console.words import in_words
 from txmq.model.units import MILLISECOND
 
 if TYPE_CHECKING:
@@ -53,6 +54,7 @@ async def topic(request: PageRequest) -> View:
             "messages": messages,
             "following": last if last < shown["partitions"] else None,
             "schema": _pretty(shown["schema"]),
+            "now": {key: in_words(value, key) for key, value in shown["settings"].items()},
         },
     )
 
@@ -145,7 +147,7 @@ def _pretty(text: str) -> str:
 
 
 PAGES = (
-    Page("topics", "Topics", topics, "Topics", "t"),
+    Page("topics", "Topics", topics, "Topics", "t", needs="topic.list"),
     Page("topics/*", "Topic", topic),
     Page("topics/*/messages", "Messages", messages, live=False),
     Page("topics/*/*/*", "Message", message, live=False),

@@ -35,4 +35,4 @@ async def trace(request: PageRequest) -> View:
     return View("trace.html", {**shown, "reached": found.reached, "cut": found.cut})
 
 
-PAGES = (Page("trace", "Trace", trace, "Trace", "k", live=False),)
+PAGES = (Page("trace", "Trace", trace, "Trace", "k", live=False, needs="message.search"),)

@@ -117,7 +117,7 @@ def advice(one: dict[str, Any]) -> str:
 
 
 PAGES = (
-    Page("transactions", "Transactions", transactions, "Transactions", "x"),
+    Page("transactions", "Transactions", transactions, "Transactions", "x", needs="tx.list"),
     Page("transactions/xa", "XA branches", xa),
     Page("transactions/*", "Transaction", transaction),
 )

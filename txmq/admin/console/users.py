@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
+from txmq.admin.console.fields import QUOTA
 from txmq.admin.console.listing import by_name
 from txmq.admin.console.page import Page, PageRequest, Refused, View
+from txmq.admin.console.words import in_words
 from txmq.model.access import ALL_VERBS, KINDS, ROLES, VERBS
-
-# fields of a quota, as people read them
-LIMITS = {
-    "bytes_per_s": "Bytes per second",
-    "requests_per_s": "Requests per second",
-    "topics": "Topics that the user has made",
-    "undecided": "Undecided transactions",
-    "connections": "Connections",
-}
 
 
 async def users(request: PageRequest) -> View:
     """List the users."""
     found = await by_name(request, "user.list", "users", "user")
-    return View("users.html", {"found": found, "me": request.user})
+    return View("users.html", {"found": found, "me": request.user, "roles": ROLES})
 
 
 async def user(request: PageRequest) -> View:
@@ -37,7 +30,9 @@ async def user(request: PageRequest) -> View:
             "grants": grants,
             "roles": ROLES,
             "verbs": (*ALL_VERBS, *ROLES),
-            "limits": LIMITS,
+            "kinds": KINDS,
+            "limits": {one.name: one.label for one in QUOTA},
+            "now": {key: in_words(value, key) for key, value in (row["quota"] or {}).items()},
         },
     )
 
@@ -57,7 +52,7 @@ async def me(request: PageRequest) -> View:
 
 
 PAGES = (
-    Page("users", "Users", users, "Users", "u"),
+    Page("users", "Users", users, "Users", "u", needs="user.list"),
     Page("users/*", "User", user),
     Page("me", "My permissions", me, "My permissions", "m", live=False),
 )

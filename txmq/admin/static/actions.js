@@ -15,7 +15,9 @@
         const outcome = dialog.querySelector(".outcome");
         dialog.remove();
         dialog = null;
-        if (outcome) location.reload();
+        if (!outcome) return;
+        if (outcome.dataset.leads) location.assign(outcome.dataset.leads); // what was made, or is left
+        else location.reload();
       });
       document.body.append(dialog);
     }
