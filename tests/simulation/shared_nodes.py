@@ -144,7 +144,7 @@ class SimulatedMachine:
             if error is not None:
                 members.note_lost()
 
-        said = members.say(node.place, self._stored.place.offset, self.now())
+        said = members.say(node.place, self.now())
         self._cluster.counts["said"] += 1
         self.partition.produce(encode(said), reported)
 

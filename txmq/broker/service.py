@@ -193,7 +193,7 @@ class BrokerService:
         self._cluster = Membership(
             self._settings.cluster,
             self._settings.broker.name,
-            self._settings.advertised,
+            self._settings.cluster.advertise or self._settings.broker.listen,
             self._reactor,
             self._failed,
         )

@@ -441,18 +441,15 @@ class SettingsFile(StrictModel):
 
     @model_validator(mode="after")
     def _cluster_is_found(self) -> Self:
-        if self.cluster is not None and not is_one_address(listen_address(self.advertised)):
+        if self.cluster is None:
+            return self
+        told = self.cluster.advertise or self.broker.listen
+        if not is_one_address(listen_address(told)):
             raise ValueError(
-                f"clients cannot be told {self.advertised}: set cluster.advertise to the HOST:PORT"
+                f"clients cannot be told {told}: set cluster.advertise to the HOST:PORT"
                 " at which they find this node"
             )
         return self
-
-    @property
-    def advertised(self) -> str:
-        """HOST:PORT at which clients find the broker."""
-        cluster = self.cluster
-        return cluster.advertise if cluster and cluster.advertise else self.broker.listen
 
 
 class PartialFile(BaseModel):

@@ -67,7 +67,7 @@ class Hello(WireModel):
 
     def encode(self) -> bytes:
         """Return the payload of the request."""
-        return self.model_dump_json().encode()
+        return self.model_dump_json(exclude=None if self.any_node else {"any_node"}).encode()
 
 
 def hello_payload(
@@ -173,7 +173,7 @@ class Welcome(WireModel):
 
     def encode(self) -> bytes:
         """Return the payload of the reply."""
-        return self.model_dump_json().encode()
+        return self.model_dump_json(exclude=None if self.nodes else {"nodes"}).encode()
 
 
 def negotiate(hello: Hello, spoken: tuple[int, int] = VERSIONS) -> int:

@@ -61,6 +61,9 @@ def test_a_client_that_seeks_the_leader_is_sent_there() -> None:
     follower.nodes.nodes = (node("n1", "follower"),)
     with pytest.raises(errors.NotLeader, match="nobody is known to"):
         follower.log_in("shop")
+    follower.nodes.nodes = (node("n1", "leader"),)
+    with pytest.raises(errors.NotLeader, match="it is about to"):
+        follower.log_in("shop")
     assert not client.replies()
 
 

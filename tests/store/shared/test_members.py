@@ -28,7 +28,7 @@ def members() -> Members:
 
 
 def said(name: str = "n2", nonce: bytes = SECOND, end: int = 900) -> Member:
-    return Member(LOG_ID, 4, nonce, end, 40, name, "1.0", f"{name}:7650")
+    return Member(LOG_ID, 4, nonce, end, 0, name, "1.0", f"{name}:7650")
 
 
 def roles(found: Members, now: float, place: Place = PLACE) -> dict[str, str]:
@@ -38,18 +38,16 @@ def roles(found: Members, now: float, place: Place = PLACE) -> dict[str, str]:
 def test_a_node_says_what_it_is_at_once_and_then_now_and_then() -> None:
     own = members()
     assert own.is_due(1.0)
-    assert own.say(PLACE, 33, 1.0) == Member(
-        LOG_ID, 4, OWN, 1_000, 33, "n1", "1.0", "h1:7650", 0, False
-    )
+    assert own.say(PLACE, 1.0) == Member(LOG_ID, 4, OWN, 1_000, 0, "n1", "1.0", "h1:7650", False)
     assert not own.is_due(SAYS_EVERY_S)
     assert own.is_due(1.0 + SAYS_EVERY_S)
-    assert own.say(PLACE, 33, 2.0, leaves=True).leaves
+    assert own.say(PLACE, 2.0, leaves=True).leaves
 
 
 def test_a_node_that_begins_is_soon_answered_and_one_that_goes_on_is_not() -> None:
     own = members()
     for now, nonce, answers in ((10.0, SECOND, True), (20.0, SECOND, False), (30.0, THIRD, True)):
-        own.say(PLACE, 0, now)
+        own.say(PLACE, now)
         own.hear(said(nonce=nonce), PLACE, now, is_history=False)
         assert not own.is_due(now)
         assert own.is_due(now + ANSWERS_AFTER_S) is answers
@@ -69,9 +67,9 @@ def test_the_owner_of_the_claim_leads_and_who_is_not_heard_is_silent() -> None:
 def test_who_is_not_heard_for_a_day_is_forgotten() -> None:
     own = members()
     own.hear(said(), PLACE, 0.0, is_history=False)
-    own.say(PLACE, 0, FORGOTTEN_AFTER_S - 1)
+    own.say(PLACE, FORGOTTEN_AFTER_S - 1)
     assert "n2" in roles(own, FORGOTTEN_AFTER_S - 1)
-    own.say(PLACE, 0, FORGOTTEN_AFTER_S)
+    own.say(PLACE, FORGOTTEN_AFTER_S)
     assert roles(own, FORGOTTEN_AFTER_S) == {"n1": "follower"}
 
 
@@ -121,11 +119,11 @@ def test_a_node_that_lags_is_behind_in_bytes_and_in_seconds() -> None:
     own.hear(said(end=900)._replace(lag_ms=1_500), PLACE, 10.0, is_history=False)
     second = own.view(PLACE, 12.0).nodes[1]
     assert (second.position, second.lag_bytes, second.lag_s, second.heard_s) == (900, 100, 1.5, 2.0)
-    first = own.say(PLACE, 0, 20.0)
+    first = own.say(PLACE, 20.0)
     assert own.view(PLACE, 24.0).nodes[0].lag_s == 4.0  # and goes on
     own.hear(first, PLACE, 25.0, is_history=False)
     assert own.view(PLACE, 90.0).nodes[0].lag_s == 5.0
-    own.say(PLACE, 0, 100.0)
+    own.say(PLACE, 100.0)
     own.note_lost()
     assert own.view(PLACE, 190.0).nodes[0].lag_s == 5.0
 

@@ -69,7 +69,6 @@ class Membership:
         self._node: Node | None = None
         self._tick_s = 0.0
         self._loop = LoopingCall(self._tick)
-        self._stored = self._storing = -1  # offsets of places beside the tables
         self._leaves = False
         self.hands_over = False  # the process goes on as a follower
         self._told: tuple[str, ...] = ()  # addresses, by `on_nodes`
@@ -96,12 +95,10 @@ class Membership:
         self._partition = KafkaPartition(self._reactor, self._kafka, self._settings.topic)
         replica = self._replica = Replica(engine, _seconds, self._members)
         timing = Timing(self._settings.silence_s, self._settings.lease_s)
-        place = load_place(tables) or Place()
-        self._stored = self._storing = place.offset
         self._node = Node(
             self._partition,
             replica,
-            place,
+            load_place(tables) or Place(),
             name=self._name,
             nonce=self._nonce,
             rng=Random(),  # noqa: S311  # followers wait for different times
@@ -111,14 +108,7 @@ class Membership:
         replica.on_end = self._end
         engine.replicate = replica.replicate
         self._tick_s = timing.beat_s / TICKS
-        return self._store_place
-
-    def _store_place(self) -> Place:
-        """Return where the tables stand, for the next commit: the last one is over."""
-        assert self._replica is not None
-        place = self._replica.place
-        self._stored, self._storing = self._storing, place.offset
-        return place
+        return lambda: replica.place
 
     async def follow(self) -> None:
         """Begin to follow, and go on until everything is read that there was."""
@@ -159,7 +149,7 @@ class Membership:
         """Say something of this node to all others. Fires when it was said, or lost."""
         assert self._node is not None
         assert self._partition is not None
-        said = self._members.say(self._node.place, self._stored, _seconds(), leaves=leaves)
+        said = self._members.say(self._node.place, _seconds(), leaves=leaves)
         over: Deferred[None] = Deferred()
 
         def reported(error: Exception | None, _offset: int | None) -> None:

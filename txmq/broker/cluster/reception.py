@@ -76,11 +76,17 @@ class Reception:
         call.answer(self._not_leader())
 
     def _not_leader(self) -> Rejected:
-        leader, name = self._nodes.view().leader, self._settings.broker.name
-        where = f"{leader.name} does, at {leader.address}" if leader else "nobody is known to"
+        view = self._nodes.view()
+        leader, name = view.leader, view.answered_by
+        if leader is None:
+            who = "nobody is known to"
+        elif leader.name == name:
+            who = "it is about to"
+        else:
+            who = f"{leader.name} does, at {leader.address}"
         return Rejected(
             NotLeader,
-            f"node {name} does not lead: {where}",
+            f"node {name} does not lead: {who}",
             "clients go there by themselves; another node takes over within seconds",
             {"nodes": list(self._nodes.addresses())},
         )

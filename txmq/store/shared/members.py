@@ -46,14 +46,12 @@ class Members:
         """Return whether the node should say something of itself."""
         return now >= self._says_at
 
-    def say(self, place: Place, resumes_at: int, now: float, *, leaves: bool = False) -> Member:
-        """Return what the node says now. After a crash it would read on from the
-        offset `resumes_at`.
-        """
+    def say(self, place: Place, now: float, *, leaves: bool = False) -> Member:
+        """Return what the node says now."""
         self._says_at = now + SAYS_EVERY_S
         for key in [key for key, one in self._heard.items() if now - one.at >= FORGOTTEN_AFTER_S]:
             del self._heard[key]
-        own = self._own(place, resumes_at, now)._replace(leaves=leaves)
+        own = self._own(place, now)._replace(leaves=leaves)
         self._unread_since = self._unread_since or now
         return own
 
@@ -82,7 +80,7 @@ class Members:
 
     def view(self, place: Place, now: float) -> ClusterView:
         """Return all nodes, at the place up to which this one has read."""
-        own = _seen(_Heard(self._own(place, place.offset, now), 0, now), place, now)
+        own = _seen(_Heard(self._own(place, now), 0, now), place, now)
         others = [_seen(one, place, now) for one in self._heard.values()]
         # a twin that is away was this node before it began
         shown = [one for one in others if one[:2] != own[:2] or one.role in THERE]
@@ -93,20 +91,18 @@ class Members:
         there = [one for one in self.view(place, now).nodes if one.role in THERE]
         return tuple(one.address for one in sorted(there, key=lambda one: one.role != "leader"))
 
-    def _own(self, place: Place, offset: int, now: float) -> Member:
+    def _own(self, place: Place, now: float) -> Member:
         assert place.log_id is not None, "the genesis was read"
         since = now if self._unread_since is None else self._unread_since
-        lag_ms = int(max(self._lag_s, now - since) * 1_000)
         return Member(
             place.log_id,
             place.epoch,
             self._nonce,
             place.end,
-            offset,
+            int(max(self._lag_s, now - since) * 1_000),
             self._name,
             self._version,
             self._address,
-            lag_ms,
         )
 
 

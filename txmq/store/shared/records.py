@@ -16,9 +16,9 @@
                log
     56   i64   slice: position after the last whole record; a claim cuts the log there;
                genesis: created_at of the log's first segment;
-               member: the offset from which it reads on after a crash
+               member: milliseconds of delay
     64         claim: the node's name in UTF-8; slice: bytes of the log's files;
-               member: lines of UTF-8: name, version, address, milliseconds of delay
+               member: lines of UTF-8: name, version, address
 
 The data of all slices that count are the bytes of the log: its records, and at the
 start of each segment its header. So every node has the same files.
@@ -97,19 +97,18 @@ class Member(NamedTuple):
     """What a node says of itself. It counts for nothing: nodes know one another by it.
 
     The node has read the log up to `end`, with a delay of `lag_ms`: so long it took to
-    read what it had said before. After a crash it reads on from `offset` of the
-    partition. `epoch` is the newest that it knows of. A node that `leaves` ends.
+    read what it had said before. `epoch` is the newest that it knows of. A node that
+    `leaves` ends.
     """
 
     log_id: UUID
     epoch: int
     nonce: bytes
     end: int
-    offset: int
+    lag_ms: int
     node: str
     version: str
     address: str
-    lag_ms: int = 0
     leaves: bool = False
 
 
@@ -126,9 +125,9 @@ def encode(record: PartitionRecord) -> bytes:
             fields, data = (2, 0, epoch, log_id.bytes, nonce, 0, 0), node.encode()
         case Slice(log_id, epoch, nonce, start, whole, data, begins_segment):
             fields = (3, begins_segment, epoch, log_id.bytes, nonce, start, whole)
-        case Member(log_id, epoch, nonce, end, offset, node, version, address, lag_ms, leaves):
-            fields = (4, leaves, epoch, log_id.bytes, nonce, end, offset)
-            data = "\n".join((node, version, address, str(lag_ms))).encode()
+        case Member(log_id, epoch, nonce, end, lag_ms, node, version, address, leaves):
+            fields = (4, leaves, epoch, log_id.bytes, nonce, end, lag_ms)
+            data = f"{node}\n{version}\n{address}".encode()
     covered = _FIELDS.pack(VERSION, *fields)
     return _PREFIX.pack(MAGIC, extend(value(covered), data)) + covered + data
 
@@ -165,15 +164,15 @@ def decode(data: bytes) -> PartitionRecord | None:
     raise UnsupportedFormat(_PARTITION, f"{version}, kind {kind}", VERSION)
 
 
-def _said(lines: bytes) -> tuple[str, str, str, int] | None:
+def _said(lines: bytes) -> tuple[str, str, str] | None:
     """Return what a member's lines say, None for other bytes. Later versions may have
     more lines.
     """
     try:
-        node, version, address, lag_ms, *_later = lines.decode().split("\n")
-        return node, version, address, int(lag_ms)
+        node, version, address, *_later = lines.decode().split("\n")
     except ValueError:
         return None
+    return node, version, address
 
 
 def checksum_of(data: bytes) -> int:
