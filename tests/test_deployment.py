@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.deployment_tools import PLACE, PROGRAMS
+from tests.deployment_tools import PLACE
 from txmq.cli.app import command_line
 from txmq.config.broker import load_broker
 from txmq.testing.wait import PATIENCE_S
