@@ -30,6 +30,7 @@ sources := $(wildcard txmq txmq_command.py spark adapters examples tests scripts
 compiled := .cache/compiled
 classes := .cache/java/classes.jsa
 jars := .cache/kafka
+programs := .cache/deployment
 
 .PHONY: help demo test deep soak bench check types style layers shots house deb release lock clean
 
@@ -66,6 +67,10 @@ $(classes): $(ready)
 $(jars): tests/kafka.pom.xml | $(ready)
 	@$(python) -m tests.kafka_nodes >/dev/null 2>&1 || true
 
+# helm and what else reads packaging, once, where Go is. Without them its tests are skipped.
+$(programs): tests/deployment_tools.py | $(ready)
+	@$(python) -m tests.deployment_tools >/dev/null 2>&1 || true
+
 demo: $(ready) $(if $(CLUSTER),$(jars))
 	@$(python) -m examples.order_flow $(if $(SCALE),--scale $(SCALE)) $(if $(KEEP),--keep) $(if $(CLUSTER),--cluster)
 
@@ -76,7 +81,7 @@ quick := not soak and not deep
 test: $(if $(T),$(complete),$(compiled))
 	@$(python) -m pytest $(at_once) $(if $(T),$(T),-m "$(quick)")
 
-deep: $(complete) $(classes) $(jars)
+deep: $(complete) $(classes) $(jars) $(programs)
 	@$(python) -m pytest $(at_once) -m "deep and not soak" $(T)
 
 soak: $(complete) $(classes)

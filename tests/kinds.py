@@ -72,6 +72,7 @@ DEEP: Final = {
         "tests/client/blocking/test_pgbouncer.py",
         "tests/tx/postgres/test_pgbouncer.py",
         "tests/test_browser.py",
+        "tests/test_deployment.py",
     ),
     "packages, benchmarks and other tools": (
         "tests/checkers",

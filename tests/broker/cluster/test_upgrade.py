@@ -9,6 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
@@ -112,7 +113,7 @@ def test_an_upgrade_node_by_node_is_a_short_pause(
         for node in (*(one for one in nodes if one is not leader), leader):
             node.end()
             node.start()
-            wait_until(lambda name=node.name: follows(url, name), what=f"{node.name} follows")
+            wait_until(partial(follows, url, node.name), what=f"{node.name} follows")
             for producer in producers:
                 producer.go_on()
         assert times(nodes, "cluster.leads") == led + 1, "only the leader's end made a new one"
