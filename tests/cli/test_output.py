@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
+from rich.table import Table
 
 from txmq.cli.output import Columns, Output, format_cell
 from txmq.cli.status_line import StatusLine
@@ -236,3 +239,22 @@ def test_a_table_that_would_break_words_is_shown_row_by_row(
     assert last.endswith("0123456789abcdef")
     narrow = [{"place": row["place"], "held_by": "m"} for row in rows]
     assert len(shown(capsys, {"letters": narrow})) == 3
+
+
+def test_rows_one_below_the_other_fold_between_words_and_make_no_tables(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "20")
+    made = Mock(wraps=Table)
+    monkeypatch.setattr("rich.table.Table", made)
+    rows = [{"place": f"orders/0/{n}", "text": "one two three 0123456789abcdef"} for n in range(50)]
+    first = shown(capsys, {"letters": rows})[:4]
+    assert [re.sub(r"\x1b\[[\d;]*m", "", line) for line in first] == [
+        "place  orders/0/0",
+        "text   one two three",
+        "       0123456789abcdef",
+        "",
+    ]
+    assert made.call_count <= 1

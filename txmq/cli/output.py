@@ -173,9 +173,7 @@ def _print_tables(value: Mapping[str, Any], columns: Columns) -> None:
     single = {name: item for name, item in value.items() if name not in lists}
     with console.capture() as printed:
         if single:
-            terminal, console.width = console.width, _fields_width(single, console.width)
-            console.print(_fields_table(single))
-            console.width = terminal
+            _print_fields(console, [single])
         for name, rows in lists.items():
             if len(value) > 1:
                 console.print(Text(f"\n{name}", style="bold"))
@@ -194,12 +192,8 @@ def _print_rows(console: Console, rows: list[dict[str, Any]], columns: Sequence[
     if table.__rich_measure__(console, console.options).minimum <= console.width:
         console.print(table)
         return
-    terminal = console.width
-    for number, row in enumerate(rows):
-        fields = {name: row.get(name) for name in _names_of(rows, columns)}
-        console.width = _fields_width(fields, terminal)
-        console.print(*([""] if number else []), _fields_table(fields), sep="\n")
-    console.width = terminal
+    names = _names_of(rows, columns)
+    _print_fields(console, [{name: row.get(name) for name in names} for row in rows])
 
 
 def _names_of(rows: list[dict[str, Any]], columns: Sequence[str]) -> list[str]:
@@ -211,25 +205,41 @@ def _is_rows(value: object) -> bool:
     return isinstance(value, list) and all(isinstance(item, dict) for item in value)
 
 
-def _fields_table(fields: Mapping[str, Any]) -> Table:
-    from rich.table import Table
+def _print_fields(console: Console, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Print the fields of each row, one below the other. No word is folded, so that
+    addresses can be copied.
+
+    A table of rich's for each row would take milliseconds.
+    """
     from rich.text import Text
 
-    table = Table(box=None, show_header=False, pad_edge=False)
-    for name, value in fields.items():
-        table.add_row(Text(name, style="bold"), Text(format_field(name, value), overflow="fold"))
-    return table
+    width = max(len(name) for row in rows for name in row)
+    titles: dict[str, str] = {}
+    for name in dict.fromkeys(name for row in rows for name in row):
+        with console.capture() as printed:
+            console.print(Text(name.ljust(width), style="bold"), end="")
+        titles[name] = printed.get()
+    for number, row in enumerate(rows):
+        lines = [""] if number else []
+        for name, value in row.items():
+            first, *others = _folded(console, format_field(name, value), console.width - width - 2)
+            lines += [f"{titles[name]}  {first}", *(f"{'':{width}}  {line}" for line in others)]
+        console.out("\n".join(lines), highlight=False)
 
 
-def _fields_width(fields: Mapping[str, Any], terminal: int) -> int:
-    """Return the width of the terminal, or more: an address that is folded into two
-    lines cannot be copied.
-    """
+def _folded(console: Console, text: str, width: int) -> list[str]:
+    """Return the lines of a text, folded between words where they are wider."""
     from rich.cells import cell_len
+    from rich.text import Text
 
-    words = (word for name, value in fields.items() for word in format_field(name, value).split())
-    longest = max(map(cell_len, words), default=0)
-    return max(terminal, max(map(cell_len, fields)) + 2 + longest)
+    lines: list[str] = []
+    for line in text.split("\n"):
+        if cell_len(line) <= width:
+            lines.append(line)
+        else:
+            most = max(1, width, *map(cell_len, line.split()))
+            lines += (part.plain for part in Text(line).wrap(console, most))
+    return lines
 
 
 def _rows_table(rows: list[dict[str, Any]], columns: Sequence[str]) -> Table:

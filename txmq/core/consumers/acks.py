@@ -148,7 +148,8 @@ def _settle_rows(state: State, group: ConsumerGroup, rows: tuple[MessageRef, ...
     acked = [ref for ref in refs if ref not in others] if others else refs
     for lease, messages in leases.release_rows(state, group, acked).items():
         circuit_breaker.record_acks(group, lease, messages)
-    group.processed.update(ref[0] for ref in acked)
+    for topic_id, _partition, _offset in acked:
+        group.processed[topic_id] += 1
     for ref in refs:
         if ref in others:
             settle_row(state, group, ref)
