@@ -22,7 +22,7 @@ from txmq.core.consumers.commands import JoinGroup, RequestedSettings
 from txmq.core.events.base import LogRestored, RecordContext
 from txmq.core.retention.broker_time import NoteTime
 from txmq.core.retention.topic_retention import ApplyRetention, RetentionLimits, limits_of
-from txmq.core.topics.restored_log import AcceptRestore
+from txmq.core.topics.restored_log import AcceptRestore, NoteBackup
 from txmq.core.topics.sends import StoreBatch
 from txmq.core.topics.topics import AlterTopic, CreateTopic
 from txmq.core.transactions.unverified import CompareDecision, ForceDecision
@@ -462,8 +462,16 @@ def restored(desk: AlarmBroker) -> Iterator[str]:
     desk.broker.do(AcceptRestore("ada", "the test"))
 
 
+def old_backup(desk: AlarmBroker) -> Iterator[str]:
+    yield ""
+    desk.broker.do(NoteBackup(desk.broker.now() - 36 * HOUR - SECOND))
+    yield "the newest backup of the log is 1 day, 12:00:01 old"
+    desk.broker.do(NoteBackup(desk.broker.now()))
+
+
 STORIES = {
     "log.restored": restored,
+    "log.backup_old": old_backup,
     "resolver.refused": refused,
     "clock.jumped": jumped,
     "clock.doubted": doubted,

@@ -214,6 +214,28 @@ def test_a_restore_is_an_alarm_until_an_operator_accepts_it(
     assert command("alarms", "--broker", url)["alarms"] == []
 
 
+def test_a_broker_knows_the_age_of_its_newest_backup(
+    site: Site, new_process: ConnectClient
+) -> None:
+    def backed_up_at() -> int | None:
+        with new_process() as client:
+            shown: int | None = client.call("broker.stats")["log"]["backed_up_at"]
+            return shown
+
+    with new_process() as client:
+        make(client, fresh("t"))
+    assert backed_up_at() is None
+    made = site.back_up()
+    assert backed_up_at() == made["taken_at"]
+    site.broker.kill()
+    site.broker.start()
+    assert backed_up_at() == made["taken_at"]
+    site.restore()
+    known = backed_up_at()
+    [restored] = command("log", "lost", "--broker", site.broker.url, status=1)["restores"]
+    assert known == restored["stored_to"] <= made["taken_at"]
+
+
 def test_a_second_backup_copies_only_what_is_new(site: Site, new_process: ConnectClient) -> None:
     topic = fresh("t")
     with new_process() as client:

@@ -32,6 +32,7 @@ class BrokerMetrics(Collector):
             self._engine.state.delayed_count,
         )
         yield from self._disk()
+        yield from self._dates()
         yield from self._plans()
 
     def _log(self) -> Iterator[Metric]:
@@ -78,6 +79,15 @@ class BrokerMetrics(Collector):
             )
             yield GaugeMetricFamily(
                 "txmq_disk_free_bytes", "Free space on the disk of the log", disk.space.free
+            )
+
+    def _dates(self) -> Iterator[Metric]:
+        backed_up_at = self._engine.state.backed_up_at
+        if backed_up_at:
+            yield GaugeMetricFamily(
+                "txmq_backup_timestamp_seconds",
+                "Time up to which the newest backup has the log",
+                backed_up_at / SECOND,
             )
 
     def _plans(self) -> Iterator[Metric]:

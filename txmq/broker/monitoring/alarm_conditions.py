@@ -36,6 +36,7 @@ BUILT_WITHIN_S = 3_600.0  # a plan whose letters a client adds
 BEHIND_S = 10.0  # that sends wait; less is a burst
 EVERYTHING = "everything"  # instead of what a filter lets through
 FAULT_S = 3_600.0  # that an internal error stays an alarm
+BACKUP_S = 129_600.0  # that a daily backup may be old, unless a setting says otherwise
 
 
 class Conditions(NamedTuple):
@@ -396,3 +397,14 @@ def log_restored(seen: Conditions) -> str:
         f"the log was restored from a backup {seen.age(last.at)} ago, to position {last.position} "
         f"and the state of {to:%Y-%m-%dT%H:%M:%SZ}: what was stored later is lost"
     )
+
+
+def log_backup_old(seen: Conditions) -> str:
+    """Once there is a backup, or where a setting asks for one."""
+    at, limit_s = seen.state.backed_up_at, seen.limits.backup_s
+    if not at:
+        return "the log was never backed up" if limit_s else ""
+    limit_s = BACKUP_S if limit_s is None else limit_s
+    if not limit_s or not seen.older_than(at, limit_s):
+        return ""
+    return f"the newest backup of the log is {seen.age(at)} old"

@@ -34,6 +34,13 @@ ALARM_RULES = (
         "txmq log lost --accept",
     ),
     AlarmRule(
+        "log.backup_old",
+        "warning",
+        conditions.log_backup_old,
+        "txmq log backup BACKUP on the broker's machine; systemctl status txmq-backup says why "
+        "the daily one fails",
+    ),
+    AlarmRule(
         "clock.jumped",
         "critical",
         conditions.clock_jumped,

@@ -25,6 +25,7 @@ from txmq.cli.parsers import is_number, parse_bytes, parse_time
 from txmq.cli.status_line import StatusLine
 
 if TYPE_CHECKING:
+    from txmq.cli.running_log import RunningLog
     from txmq.store.backup import BackupReport
     from txmq.tx.postgres.inbox_lost import LostEffects
 
@@ -122,6 +123,7 @@ def backup(
             report = _verified(str(target), progress)
         else:
             source: BackupSource
+            running: RunningLog | None = None
             if data is not None or config is not None:
                 from txmq.broker.data_directory.backup_source import StoppedLog
 
@@ -131,9 +133,12 @@ def backup(
                 from txmq.cli.running_log import RunningLog
 
                 client = opened.enter_context(closing(connect(broker)))
-                source = opened.enter_context(closing(RunningLog(fs, client)))
+                source = running = opened.enter_context(closing(RunningLog(fs, client)))
             fs.makedirs(str(target))
-            report = _report_fields(back_up(fs, source, str(target), progress))
+            made = back_up(fs, source, str(target), progress)
+            if running is not None:
+                running.note_backup(made.manifest.taken_at)
+            report = _report_fields(made)
     out.show(report)
     if report.get("damaged"):
         raise typer.Exit(FAILED)
