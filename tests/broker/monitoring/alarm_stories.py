@@ -5,6 +5,7 @@ alarm's text, and ends with its cause.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from twisted.internet.defer import Deferred, fail
@@ -16,6 +17,7 @@ from txmq.batch import encode, verify
 from txmq.broker.checkback.resolvers import ResolverStatus
 from txmq.broker.data_directory.retention_service import TRANSACTIONS, FreeLog
 from txmq.broker.engine.disk_space import DiskWatch
+from txmq.broker.reactor.tls import CertificateEnd
 from txmq.config.broker import AlarmSettings, DiskSettings, WebhookSettings
 from txmq.core import machine
 from txmq.core.consumers.commands import JoinGroup, RequestedSettings
@@ -469,9 +471,34 @@ def old_backup(desk: AlarmBroker) -> Iterator[str]:
     desk.broker.do(NoteBackup(desk.broker.now()))
 
 
+class Certificates:
+    """Those of a broker, whose end a test sets."""
+
+    def __init__(self, desk: AlarmBroker) -> None:
+        self.desk, self.trouble = desk, ""
+        self.at = desk.broker.now() + 15 * DAY
+        service: Any = desk.broker.assembly.alarms
+        service.certificates = self
+
+    def ends(self) -> list[CertificateEnd]:
+        return [CertificateEnd("cert", Path("/etc/txmq/broker.pem"), self.at, self.trouble)]
+
+
+def ending_certificate(desk: AlarmBroker) -> Iterator[str]:
+    certificates = Certificates(desk)
+    yield ""
+    certificates.at, certificates.trouble = desk.broker.now() + 13 * DAY, "this is no key"
+    yield (
+        "the broker's certificate /etc/txmq/broker.pem ends in 13 days, 0:00:00; its new file is "
+        "not used: this is no key"
+    )
+    certificates.at, certificates.trouble = desk.broker.now() + 90 * DAY, ""
+
+
 STORIES = {
     "log.restored": restored,
     "log.backup_old": old_backup,
+    "certificate.ends": ending_certificate,
     "resolver.refused": refused,
     "clock.jumped": jumped,
     "clock.doubted": doubted,

@@ -12,7 +12,7 @@ from structlog.testing import capture_logs
 
 from tests.broker.access.support import BrokerWithUsers
 from tests.broker.monitoring.alarm_desk import AlarmBroker, Handler
-from tests.broker.monitoring.alarm_stories import STORIES
+from tests.broker.monitoring.alarm_stories import STORIES, Certificates
 from tests.broker.support import Client
 from txmq.broker.monitoring import alarms, group_conditions
 from txmq.broker.monitoring.alarm_rules import ALARM_RULES
@@ -111,6 +111,23 @@ def test_a_guarded_group_and_its_lost_stores_name_one_another() -> None:
         in texts["group.guarded"]
     )
     assert "adopted messages wait for the group, see group.guarded" in texts["store.no_owner"]
+
+
+def test_a_certificate_is_critical_on_its_last_day_and_behind_it() -> None:
+    desk = AlarmBroker()
+    certificates = Certificates(desk)
+
+    def shown() -> tuple[str, str]:
+        [alarm] = desk.alarms()
+        return alarm["severity"], alarm["text"]
+
+    now, name = desk.broker.now(), "the broker's certificate /etc/txmq/broker.pem"
+    certificates.at = now + DAY
+    assert shown() == ("warning", f"{name} ends in 1 day, 0:00:00")
+    certificates.at = now + DAY - SECOND
+    assert shown() == ("critical", f"{name} ends in 23:59:59")
+    certificates.at = now - 61 * SECOND
+    assert shown() == ("critical", f"{name} ended 0:01:01 ago")
 
 
 @pytest.mark.parametrize(

@@ -15,13 +15,14 @@ from txmq.store.log.latency import BOUNDS_US
 
 if TYPE_CHECKING:
     from txmq.broker.engine.engine import Engine
+    from txmq.broker.reactor.tls import Certificates
 
 
 class BrokerMetrics(Collector):
     """Gauges of log and disk, the histogram of flushes, and the progress of plans."""
 
-    def __init__(self, engine: Engine, name: str) -> None:
-        self._engine, self._name = engine, name
+    def __init__(self, engine: Engine, name: str, certificates: Certificates | None) -> None:
+        self._engine, self._name, self._certificates = engine, name, certificates
 
     def collect(self) -> Iterator[Metric]:
         yield from self._log()
@@ -89,6 +90,15 @@ class BrokerMetrics(Collector):
                 "Time up to which the newest backup has the log",
                 backed_up_at / SECOND,
             )
+        if self._certificates is not None:
+            ends = GaugeMetricFamily(
+                "txmq_certificate_end_timestamp_seconds",
+                "End of a certificate of section [tls], by the setting that names its file",
+                labels=("setting",),
+            )
+            for one in self._certificates.ends():
+                ends.add_metric((one.setting,), one.at / SECOND)
+            yield ends
 
     def _plans(self) -> Iterator[Metric]:
         """Yield the progress of unfinished plans, whose number is bounded."""

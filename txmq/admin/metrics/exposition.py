@@ -28,7 +28,8 @@ class Metrics:
 
     def __init__(self, parts: BrokerParts) -> None:
         self._registry = CollectorRegistry()
-        self._registry.register(BrokerMetrics(parts.engine, parts.settings.broker.name))
+        name, certificates = parts.settings.broker.name, parts.certificates
+        self._registry.register(BrokerMetrics(parts.engine, name, certificates))
         self._groups = GroupMetrics(parts.engine, parts.paces)
         self._registry.register(self._groups)
         self._registry.register(TransactionGauges(parts))

@@ -17,7 +17,7 @@ from txmq.core.transactions import indexes
 from txmq.core.transactions.indexes import ListKind
 from txmq.core.transactions.model import get
 from txmq.core.transactions.queries import recorded_conflicts
-from txmq.model.units import SECOND
+from txmq.model.units import DAY, SECOND
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from txmq.broker.checkback.resolvers import ResolverStatus
     from txmq.broker.engine.disk_space import Disk
     from txmq.broker.engine.faults import Faults
+    from txmq.broker.reactor.tls import CertificateEnd
     from txmq.config.broker import AlarmSettings as Limits
     from txmq.core.state.plans import Plan
     from txmq.core.state.state import State
@@ -36,7 +37,9 @@ BUILT_WITHIN_S = 3_600.0  # a plan whose letters a client adds
 BEHIND_S = 10.0  # that sends wait; less is a burst
 EVERYTHING = "everything"  # instead of what a filter lets through
 FAULT_S = 3_600.0  # that an internal error stays an alarm
+ENDING_US = DAY  # before its end, a certificate is a critical alarm
 BACKUP_S = 129_600.0  # that a daily backup may be old, unless a setting says otherwise
+CERTIFIED = {"cert": "the broker's certificate", "client_ca": "the authority of clients"}
 
 
 class Conditions(NamedTuple):
@@ -60,6 +63,7 @@ class Conditions(NamedTuple):
     behind_s: float  # that sends have been waiting for the disk
     filters: Mapping[str, Mapping[str, str]]  # of members, by group
     undelivered: Mapping[str, str]  # why receivers of alarms do not get them, by name
+    certificates: Sequence[CertificateEnd]
 
     def older_than(self, since: int, seconds: float) -> bool:
         """Return whether `since` is more than `seconds` ago; 0 = never."""
@@ -408,3 +412,23 @@ def log_backup_old(seen: Conditions) -> str:
     if not limit_s or not seen.older_than(at, limit_s):
         return ""
     return f"the newest backup of the log is {seen.age(at)} old"
+
+
+def certificate_ends(seen: Conditions) -> str | Raised:
+    limit = seen.limits.certificate_s * SECOND
+    soon = [one for one in seen.certificates if one.at - seen.now < limit]
+    if not soon:
+        return ""
+    texts = [
+        f"{CERTIFIED[one.setting]} {one.path} {_ends(seen, one.at)}"
+        + (f"; its new file is not used: {one.trouble}" if one.trouble else "")
+        for one in soon
+    ]
+    is_close = min(one.at for one in soon) - seen.now < ENDING_US
+    return Raised("; ".join(texts), "", "critical" if is_close else "")
+
+
+def _ends(seen: Conditions, at: int) -> str:
+    if at <= seen.now:
+        return f"ended {seen.age(at)} ago"
+    return f"ends in {timedelta(seconds=(at - seen.now) // SECOND)}"

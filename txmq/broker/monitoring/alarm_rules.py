@@ -41,6 +41,12 @@ ALARM_RULES = (
         "the daily one fails",
     ),
     AlarmRule(
+        "certificate.ends",
+        "warning",
+        conditions.certificate_ends,
+        "renew the file: the broker takes the new one by itself, and open connections stay",
+    ),
+    AlarmRule(
         "clock.jumped",
         "critical",
         conditions.clock_jumped,

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from txmq.broker.delivery.member_sessions import MemberSessions
     from txmq.broker.engine.engine import Engine
     from txmq.broker.reactor.held_sends import HeldSends
+    from txmq.broker.reactor.tls import Certificates
     from txmq.config.broker import AlarmSettings as Limits
     from txmq.config.broker import SettingsFile
     from txmq.wire.calls.alarms import AlarmsReport
@@ -142,6 +143,7 @@ class AlarmService:
         self._raised: dict[str, dict[str, Alarm]] = {}
         self.reported = ReportedAlarms(engine.now)
         self.delivery = AlarmDelivery(settings.broker.name, settings.alarms, engine.now)
+        self.certificates: Certificates | None = None  # where there is TLS
 
     def use(self, limits: Limits) -> None:
         """Go by other limits and receivers, from the next tick on."""
@@ -192,6 +194,7 @@ class AlarmService:
             self._sends.waiting_s,
             self._members.filters(),
             self.delivery.undelivered(),
+            () if self.certificates is None else self.certificates.ends(),
         )
 
     def _judge(self, rule: AlarmRule, found: str | Raised | list[Raised], now: int) -> None:
