@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from contextlib import ExitStack, closing
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -66,6 +67,9 @@ Dsns = Annotated[
 ]
 Accept = Annotated[
     bool, typer.Option("--accept", help="Record that this was dealt with, and end the alarm.")
+]
+Most = Annotated[
+    int, typer.Option("--limit", min=1, help="Maximum number of transactions of a database.")
 ]
 Why = Annotated[str, typer.Option(help="Reason for --accept, recorded in the log.")]
 
@@ -209,7 +213,7 @@ def restore(
             "stored_to": format_time(report.stored_to),
         }
     )
-    out.print_note("What was stored later is lost. Messages that took effect: txmq log lost DSN")
+    out.print_note("What was stored later is lost. What databases have of it: txmq log lost DSN")
 
 
 def lost(
@@ -218,11 +222,14 @@ def lost(
     *,
     accept: Accept = False,
     reason: Why = "not given",
+    limit: Most = 1_000,
     operator: Operator,
 ) -> None:
-    """Show what the log has lost by its last restore: its point, and the messages whose
-    effects are in the inboxes of these databases. Exit status 1: that is not accepted.
+    """Show what the log has lost by its last restore: its point, the messages whose
+    effects are in the inboxes of these databases, and the transactions that these have
+    committed, and whose messages are gone. Exit status 1: that is not accepted.
     """
+    from txmq.recover.lost_messages import LostMessages, lost_messages
     from txmq.tx.postgres.inbox_lost import RestoredEnds, lost_effects
 
     if accept:
@@ -238,18 +245,23 @@ def lost(
         },
         frozenset(names),
     )
+    log_id, restores = shown["log_id"], shown["restores"]
     effects: list[LostEffects] = []
-    for dsn in dsns or () if shown["restores"] else ():
+    commits: list[LostMessages] = []
+    for dsn in dsns or () if restores else ():
         with open_database(dsn, "log lost") as connection:
-            effects += lost_effects(connection, shown["log_id"], restored)
+            effects += lost_effects(connection, log_id, restored)
+            lacking = lost_messages(session.client, connection, log_id, restores[-1])
+            commits += islice(lacking, limit)
     session.out.show(
         {
-            "log_id": shown["log_id"],
-            "restores": shown["restores"],
+            "log_id": log_id,
+            "restores": restores,
             "effects": [_effect(found, names) for found in effects],
+            "transactions": [one._asdict() for one in commits],
         }
     )
-    if shown["restores"] and not shown["restores"][-1]["accepted"]:
+    if restores and not restores[-1]["accepted"]:
         raise typer.Exit(FAILED)
 
 
