@@ -93,7 +93,7 @@ ALARM_RULES = (
         "disk.behind",
         "warning",
         conditions.disk_behind,
-        "producers send more than the disk takes: txmq broker show says how much waits; give "
+        "producers send more than the disk takes: txmq limits says how much waits; give "
         "it a faster disk, or users a quota",
     ),
     AlarmRule(
