@@ -20,7 +20,7 @@ PYTHON = "/usr/bin/python3"
 SCRIPTS = ("postinst", "prerm")  # of the maintainer
 FILES = {  # of the package, by their places in packaging/
     "txmq.toml": "etc/txmq.toml",
-    "systemd/txmq.service": "lib/systemd/system/txmq.service",
+    "systemd": "lib/systemd/system",
     "prometheus": "usr/share/txmq/prometheus",
     "grafana": "usr/share/txmq/grafana",
 }

@@ -581,6 +581,7 @@ FAULTS: dict[int, tuple[str, ...]] = {
         "test_a_client_refuses_a_log_that_was_restored_meanwhile",
         "test_a_restore_is_an_alarm_until_an_operator_accepts_it",
         "test_a_restored_log_decides_nothing_in_a_database_before_an_operators_word",
+        "test_commits_whose_messages_a_restored_log_has_lost_are_named",
         "test_what_may_have_been_decided_in_the_lost_part_is_not_made_up",
         "test_what_a_restored_broker_may_lack_is_an_alarm_until_the_restore_is_accepted",
         "test_a_reader_of_the_lost_part_is_refused_and_others_go_on",

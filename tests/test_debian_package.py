@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -15,6 +16,8 @@ from tests.test_documents import broken_links
 from tests.test_hints import PATH, paths_in_texts
 from txmq import connect
 from txmq.config.broker import load_broker
+from txmq.store.backup_manifest import read_manifest
+from txmq.store.filesystem import RealFileSystem
 from txmq.testing.own_broker import OwnBroker
 from txmq.testing.ports import free_port
 from txmq.testing.wait import PATIENCE_S
@@ -32,7 +35,8 @@ def test_a_package_has_the_unit_the_settings_and_the_command(tmp_path: Path) -> 
     debian_package.stage(tree, version="0.1.0", python="3.11")
     package = debian_package.pack(tree, tmp_path)
     listed = _output("dpkg-deb", "--contents", str(package))
-    for place in ("./etc/txmq.toml", "./lib/systemd/system/txmq.service"):
+    units = ("txmq.service", "txmq-backup.service", "txmq-backup.timer")
+    for place in ("./etc/txmq.toml", *(f"./lib/systemd/system/{unit}" for unit in units)):
         assert f" {place}\n" in listed
     assert " ./usr/bin/txmq -> /opt/txmq/bin/txmq\n" in listed
     fields = _output("dpkg-deb", "--field", str(package), "Version", "Depends")
@@ -67,15 +71,50 @@ def test_the_unit_runs_the_command_and_the_settings_that_the_package_brings() ->
 @pytest.mark.skipif(
     shutil.which("systemd-analyze") is None, reason="no systemd-analyze (package systemd)"
 )
-def test_systemd_accepts_the_unit(tmp_path: Path) -> None:
-    unit = (PACKAGING / "systemd" / "txmq.service").read_text()
-    file = tmp_path / "txmq.service"
-    file.write_text(unit.replace("/opt/txmq/bin/txmq", shutil.which("true") or ""))
+def test_systemd_accepts_the_units(tmp_path: Path) -> None:
+    for unit in (PACKAGING / "systemd").iterdir():
+        text = unit.read_text().replace("/opt/txmq/bin/txmq", shutil.which("true") or "")
+        (tmp_path / unit.name).write_text(text)
+    files = [str(file) for file in tmp_path.iterdir()]
+    assert len(files) == 3
     ran = subprocess.run(
-        ["systemd-analyze", "verify", str(file)], capture_output=True, text=True, check=False
+        ["systemd-analyze", "verify", *files], capture_output=True, text=True, check=False
     )
     assert ran.returncode == 0, ran.stderr
-    assert "txmq.service" not in ran.stderr, "a setting that systemd does not know"
+    assert "txmq" not in ran.stderr, "a setting that systemd does not know"
+
+
+def daily_backups() -> dict[str, str]:
+    """Return the shell commands of the timer, and of the page's line for cron."""
+    unit = (PACKAGING / "systemd" / "txmq-backup.service").read_text()
+    page = (ROOT / "docs" / "operations" / "backup.md").read_text()
+    timer = re.search(r"^ExecStart=/bin/sh -c '(.*)'$", unit, re.MULTILINE)
+    cron = re.search(r"^```cron\n(?:\S+ ){5}txmq (.*)$", page, re.MULTILINE)
+    assert timer is not None
+    assert cron is not None
+    return {
+        "timer": timer[1].replace("$$", "$").replace("%%", "%"),
+        "cron": cron[1].replace("\\%", "%"),
+    }
+
+
+@pytest.mark.parametrize("name", daily_backups())
+def test_a_daily_backup_is_made_and_the_broker_knows(tmp_path: Path, name: str) -> None:
+    command = daily_backups()[name]
+    assert "/var/backups/txmq/" in command
+    command = command.replace("/opt/txmq/bin/txmq", f"{sys.executable} -m txmq")
+    command = command.replace("/var/backups/txmq", str(tmp_path / "backups"))
+    with OwnBroker(tmp_path / "broker") as broker:
+        environment = os.environ | {"TXMQ_BROKER": broker.url}
+        for _day in range(2):
+            subprocess.run(["sh", "-c", command], check=True, env=environment, capture_output=True)
+        with connect(broker.url, timeout=PATIENCE_S) as client:
+            known = client.call("broker.stats")["log"]["backed_up_at"]
+    [backup] = (tmp_path / "backups").iterdir()
+    assert re.fullmatch(r"\d{4}-\d\d", backup.name)
+    manifest = read_manifest(RealFileSystem(), str(backup))
+    assert manifest is not None
+    assert manifest.taken_at == known
 
 
 def test_the_settings_of_the_container_are_valid() -> None:

@@ -3,15 +3,44 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from tests.broker.monitoring.listening import webhook
 from tests.cli.peer import peer
 from tests.cli.support import reply, run
+from txmq.broker.monitoring.alarm_rules import ALARM_RULES
+from txmq.cli.app import command_line
 from txmq.model.decider import ByChecker
 from txmq.testing.own_broker import OwnBroker
 from txmq.testing.wait import PATIENCE_S, wait_until
+
+
+def is_command(words: list[str]) -> bool:
+    """Return whether a text that goes on with these words names a command."""
+    command: Any = command_line()
+    for word in words:
+        if not hasattr(command, "commands") or word not in command.commands:
+            break
+        command = command.commands[word]
+    return not hasattr(command, "commands") or bool(command.invoke_without_command)
+
+
+def test_each_command_that_an_alarm_names_is_one() -> None:
+    rules = (Path(__file__).parents[2] / "packaging/prometheus/txmq.rules.yml").read_text()
+    texts = [rule.action for rule in ALARM_RULES] + re.findall("action: (.*)", rules)
+    named = [found for text in texts for found in re.findall(r"\btxmq ((?:[a-z]+ ?)+)", text)]
+    assert len(named) > 30
+    assert [words for words in named if not is_command(words.split())] == []
+
+
+@pytest.mark.parametrize("words", ["brokers", "group see", "retry"])
+def test_a_name_of_no_command_is_found(words: str) -> None:
+    assert not is_command(words.split())
 
 
 def test_alarms_are_shown_and_make_the_status_1(tmp_path: Path) -> None:

@@ -216,7 +216,7 @@ def test_the_example_has_every_setting_with_its_default() -> None:
         differing = {
             name for name in expected[section] if expected[section][name] != given[section][name]
         }
-        assert differing <= {"http", "archive", "webhook", "mail"}
+        assert differing <= {"http", "archive", "webhook", "mail", "backup_s"}
     assert unset(whole) == []
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import json
+import shutil
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, nullcontext, redirect_stderr, redirect_stdout
 from pathlib import Path
@@ -17,8 +18,10 @@ import psycopg2
 import pytest
 
 import txmq
+from tests.cli.support import run
 from tests.fixtures_postgres import Databases
 from tests.spark.consuming import drain
+from txmq.client.protocol import conversation
 from txmq.client.protocol.transaction.tokens import new_token
 from txmq.errors import ConfigError, LogChanged, UnknownTopic
 from txmq.model.decider import ByJob, ByPostgres
@@ -560,6 +563,29 @@ def test_versions_and_queries_are_evidence_and_rows_without_messages_are_found(
             reconciled(spark, question(shop, mapping=bad)),
         ):
             pytest.fail("it was read")
+
+
+def test_rows_whose_messages_a_restored_log_has_lost_are_found(
+    spark: SparkSession, shop: ReconciledShop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    order(shop, "kept")
+    consume(shop, frozenset())
+    backup = str(tmp_path / "backup")
+    assert run("log", "backup", backup, "--broker", shop.url).exit_code == 0
+    order(shop, "lost")
+    shop.broker.kill()
+    shutil.rmtree(shop.broker.data)
+    assert run("log", "restore", backup, "--data", str(shop.broker.data)).exit_code == 0
+    shop.broker.start()
+    for name in ("_newest_epochs", "_incarnations"):  # as in a new process
+        monkeypatch.setattr(conversation, name, {})
+    listed = run("log", "lost", shop.dsn, "--json", "--broker", shop.url).stdout
+    [commit] = json.loads(listed)["transactions"]
+    with reconciled(spark, question(shop)) as found:
+        assert {(one.what, one.table, one.name, one.state) for one in missing(found)} == {
+            ("transaction", None, commit["token"], "missing"),
+            ("key", "orders", "lost", "missing"),
+        }
 
 
 def tokens_without_their_messages(shop: ReconciledShop) -> tuple[UUID, UUID]:

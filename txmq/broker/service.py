@@ -399,6 +399,7 @@ class BrokerService:
         )
 
         self._certificates = Certificates(tls, self._reactor)
+        self._assembly.alarms.certificates = self._certificates
         if tls.client_ca is not None:
             guard.certificate_name = lambda transport: certificate_name(transport, tls.user_from)
         return TlsFactory(self._certificates, sessions, self._reactor)

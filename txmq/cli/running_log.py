@@ -72,6 +72,10 @@ class RunningLog:
     def open(self, name: str) -> File:
         return self._fs.open(f"{self._directory}/{name}")
 
+    def note_backup(self, taken_at: int) -> None:
+        """Tell the broker that a backup has the log as it was then."""
+        self._client.call("log.backed_up", taken_at=taken_at)
+
     def close(self) -> None:
         """End the hold."""
         self._client.call("log.release", hold=self._name)

@@ -296,6 +296,9 @@ class AlarmSettings(StrictModel):
     slow_s: float = Field(default=900.0, gt=0)
     # token rows could not be cleaned up for longer
     cleanup_s: float = Field(default=21_600.0, gt=0)
+    # the newest backup of the log is older; None = 36 h, once there is one; 0 = never
+    backup_s: float | None = Field(default=None, ge=0)
+    certificate_s: float = Field(default=1_209_600.0, gt=0)  # a certificate of [tls] ends sooner
     webhook: tuple[WebhookSettings, ...] = Field(default=(), strict=False)
     mail: tuple[MailSettings, ...] = Field(default=(), strict=False)
 

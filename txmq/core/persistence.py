@@ -30,6 +30,7 @@ BROKER_ROW = b"broker"
 UPKEEP_ROW = b"upkeep"
 RESTORES_ROW = b"restores"
 LOST_SPANS_ROW = b"lost_spans"
+BACKUP_ROW = b"backup"
 TOPIC_KEY = t.TICKET_KEY
 
 
@@ -72,6 +73,8 @@ def save(state: State) -> None:
         state.tables[t.META].put(LOST_SPANS_ROW, state.lost_spans)
     if state.restores:
         state.tables[t.META].put(RESTORES_ROW, state.restores)
+    if state.backed_up_at:
+        state.tables[t.META].put(BACKUP_ROW, (state.backed_up_at,))
     state.groups.save(state.tables)
     state.plans.save(state.tables)
     state.trials.save(state.tables)
@@ -111,6 +114,8 @@ def load(tables: t.Tables) -> State:
     state.lost_spans = tuple((first, end) for first, end in lost or ())
     restored: Any = tables[t.META].get(RESTORES_ROW)
     state.restores = tuple(Restore(*row) for row in restored or ())
+    backup: Any = tables[t.META].get(BACKUP_ROW)
+    (state.backed_up_at,) = backup or (0,)
     for key, row in _rows(tables, t.TOPICS):
         topic_id = TOPIC_KEY.unpack(key)[0]
         topic = topic_from_row(topic_id, row)

@@ -5,6 +5,7 @@ alarm's text, and ends with its cause.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from twisted.internet.defer import Deferred, fail
@@ -16,13 +17,14 @@ from txmq.batch import encode, verify
 from txmq.broker.checkback.resolvers import ResolverStatus
 from txmq.broker.data_directory.retention_service import TRANSACTIONS, FreeLog
 from txmq.broker.engine.disk_space import DiskWatch
+from txmq.broker.reactor.tls import CertificateEnd
 from txmq.config.broker import AlarmSettings, DiskSettings, WebhookSettings
 from txmq.core import machine
 from txmq.core.consumers.commands import JoinGroup, RequestedSettings
 from txmq.core.events.base import LogRestored, RecordContext
 from txmq.core.retention.broker_time import NoteTime
 from txmq.core.retention.topic_retention import ApplyRetention, RetentionLimits, limits_of
-from txmq.core.topics.restored_log import AcceptRestore
+from txmq.core.topics.restored_log import AcceptRestore, NoteBackup
 from txmq.core.topics.sends import StoreBatch
 from txmq.core.topics.topics import AlterTopic, CreateTopic
 from txmq.core.transactions.unverified import CompareDecision, ForceDecision
@@ -496,12 +498,45 @@ def kafka_away(desk: AlarmBroker) -> Iterator[str]:
     node.figures = node.figures._replace(unconfirmed_s=0.1)
 
 
+def old_backup(desk: AlarmBroker) -> Iterator[str]:
+    yield ""
+    desk.broker.do(NoteBackup(desk.broker.now() - 36 * HOUR - SECOND))
+    yield "the newest backup of the log is 1 day, 12:00:01 old"
+    desk.broker.do(NoteBackup(desk.broker.now()))
+
+
+class Certificates:
+    """Those of a broker, whose end a test sets."""
+
+    def __init__(self, desk: AlarmBroker) -> None:
+        self.desk, self.trouble = desk, ""
+        self.at = desk.broker.now() + 15 * DAY
+        service: Any = desk.broker.assembly.alarms
+        service.certificates = self
+
+    def ends(self) -> list[CertificateEnd]:
+        return [CertificateEnd("cert", Path("/etc/txmq/broker.pem"), self.at, self.trouble)]
+
+
+def ending_certificate(desk: AlarmBroker) -> Iterator[str]:
+    certificates = Certificates(desk)
+    yield ""
+    certificates.at, certificates.trouble = desk.broker.now() + 13 * DAY, "this is no key"
+    yield (
+        "the broker's certificate /etc/txmq/broker.pem ends in 13 days, 0:00:00; its new file is "
+        "not used: this is no key"
+    )
+    certificates.at, certificates.trouble = desk.broker.now() + 90 * DAY, ""
+
+
 STORIES = {
     "cluster.node_silent": silent_node,
     "cluster.node_behind": late_node,
     "cluster.no_follower": lonely_node,
     "cluster.kafka_away": kafka_away,
     "log.restored": restored,
+    "log.backup_old": old_backup,
+    "certificate.ends": ending_certificate,
     "resolver.refused": refused,
     "clock.jumped": jumped,
     "clock.doubted": doubted,

@@ -12,12 +12,14 @@ from structlog.testing import capture_logs
 
 from tests.broker.access.support import BrokerWithUsers
 from tests.broker.monitoring.alarm_desk import AlarmBroker, Handler
-from tests.broker.monitoring.alarm_stories import STORIES
+from tests.broker.monitoring.alarm_stories import STORIES, Certificates
 from tests.broker.support import Client
 from txmq.broker.monitoring import alarms, group_conditions
 from txmq.broker.monitoring.alarm_rules import ALARM_RULES
+from txmq.config.broker import AlarmSettings
+from txmq.core.topics.restored_log import NoteBackup
 from txmq.model.message import Decision
-from txmq.model.units import SECOND
+from txmq.model.units import DAY, SECOND
 
 
 def test_each_alarm_has_its_story() -> None:
@@ -109,6 +111,50 @@ def test_a_guarded_group_and_its_lost_stores_name_one_another() -> None:
         in texts["group.guarded"]
     )
     assert "adopted messages wait for the group, see group.guarded" in texts["store.no_owner"]
+
+
+def test_a_certificate_is_critical_on_its_last_day_and_behind_it() -> None:
+    desk = AlarmBroker()
+    certificates = Certificates(desk)
+
+    def shown() -> tuple[str, str]:
+        [alarm] = desk.alarms()
+        return alarm["severity"], alarm["text"]
+
+    now, name = desk.broker.now(), "the broker's certificate /etc/txmq/broker.pem"
+    certificates.at = now + DAY
+    assert shown() == ("warning", f"{name} ends in 1 day, 0:00:00")
+    certificates.at = now + DAY - SECOND
+    assert shown() == ("critical", f"{name} ends in 23:59:59")
+    certificates.at = now - 61 * SECOND
+    assert shown() == ("critical", f"{name} ended 0:01:01 ago")
+
+
+@pytest.mark.parametrize(
+    ("limit_s", "before_the_first", "a_week_later"),
+    [
+        (None, [], ["the newest backup of the log is 7 days, 0:00:00 old"]),
+        (0.0, [], []),
+        (
+            100.0,
+            ["the log was never backed up"],
+            ["the newest backup of the log is 7 days, 0:00:00 old"],
+        ),
+        (8 * 86_400.0, ["the log was never backed up"], []),
+    ],
+)
+def test_the_age_of_a_backup_counts_from_the_first_one_on_or_where_a_setting_asks_for_it(
+    limit_s: float | None, before_the_first: list[str], a_week_later: list[str]
+) -> None:
+    desk = AlarmBroker()
+    desk.broker.assembly.alarms.use(AlarmSettings(backup_s=limit_s))
+
+    def shown() -> list[str]:
+        return [one["text"] for one in desk.alarms() if one["name"] == "log.backup_old"]
+
+    assert shown() == before_the_first
+    desk.broker.do(NoteBackup(desk.broker.now() - 7 * DAY))
+    assert shown() == a_week_later
 
 
 def test_the_critical_ones_come_first() -> None:

@@ -7,6 +7,7 @@ import os
 import pty
 import ssl
 import sys
+import time
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -32,6 +33,7 @@ from twisted.python.failure import Failure
 from tests.certificates import Authority
 from txmq.broker.reactor.tls import HANDSHAKE_BYTES, LOOK_S, Certificates, TlsFactory
 from txmq.config.broker import TlsSettings
+from txmq.model.units import SECOND
 
 
 def test_files_that_could_not_be_read_are_tried_again_though_no_time_of_theirs_changes(
@@ -94,6 +96,39 @@ def test_a_file_that_cannot_be_used_is_named_and_the_old_ones_serve_on(
             assert certificates.serverConnectionForTLS(None).get_context() is first
     assert [line["event"] for line in logged] == ["tls.not_reloaded"]
     assert str(place) in logged[0]["error"]
+
+
+def test_the_ends_of_certificates_follow_their_files_where_nobody_connects(tmp_path: Path) -> None:
+    authority, clock = Authority(tmp_path), Clock()
+    files = authority.sign("broker", days=3)
+    settings = TlsSettings(cert=files.cert, key=files.key, client_ca=authority.ca)
+    certificates = Certificates(settings, clock)
+
+    def days() -> dict[str, int]:
+        now = time.time()
+        return {one.setting: round((one.at / SECOND - now) / 86_400) for one in certificates.ends()}
+
+    assert days() == {"cert": 3, "client_ca": 30}
+    key = files.key.read_bytes()
+    authority.sign("broker", days=20)
+    renewed = files.key.read_bytes()
+    for number, content, expected in ((7, key, 3), (8, renewed, 20)):
+        files.key.write_bytes(content)
+        for file in files:
+            os.utime(file, ns=(number * 10**18, number * 10**18))
+        clock.advance(LOOK_S)
+        assert days()["cert"] == expected
+        troubles = [one.trouble for one in certificates.ends()]
+        assert [str(files.key) in one for one in troubles] == [expected == 3] * 2
+
+
+def test_of_several_authorities_of_clients_the_last_one_counts(tmp_path: Path) -> None:
+    authority, files = Authority(tmp_path), Authority(tmp_path, "next").sign("broker", days=40)
+    with authority.ca.open("ab") as bundle:
+        bundle.write(files.cert.read_bytes())
+    settings = TlsSettings(cert=files.cert, key=files.key, client_ca=authority.ca)
+    own, authorities = Certificates(settings, Clock()).ends()
+    assert own.at == authorities.at
 
 
 def test_a_key_with_a_password_is_refused_and_nobody_is_asked(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -20,7 +21,7 @@ from tests.client.blocking.test_inbox_identity import Connect, make
 from tests.client.blocking.test_inbox_resets import run, send
 from tests.client.effects import effects, with_effects
 from tests.client.kept_sessions import asked
-from tests.client.real import RealBroker, bodies
+from tests.client.real import ROOT, RealBroker, bodies
 from tests.client.real_consumers import run_until, shown
 from tests.client.scripted_member import fresh
 from tests.client.world import World, make_tables
@@ -35,6 +36,7 @@ from txmq.model.decider import ByPostgres
 from txmq.model.message import ReceivedMessage
 from txmq.model.retry import RetryPolicy
 from txmq.model.units import HOUR
+from txmq.recover import lost_messages
 from txmq.testing.processes import Running
 from txmq.testing.wait import PATIENCE_S, wait_until
 from txmq.tx.postgres.brokers import take_over
@@ -212,6 +214,86 @@ def test_a_restore_is_an_alarm_until_an_operator_accepts_it(
     site.broker.kill()
     site.broker.start()
     assert command("alarms", "--broker", url)["alarms"] == []
+
+
+def test_a_broker_knows_the_age_of_its_newest_backup(
+    site: Site, new_process: ConnectClient
+) -> None:
+    def backed_up_at() -> int | None:
+        with new_process() as client:
+            shown: int | None = client.call("broker.stats")["log"]["backed_up_at"]
+            return shown
+
+    with new_process() as client:
+        make(client, fresh("t"))
+    assert backed_up_at() is None
+    made = site.back_up()
+    assert backed_up_at() == made["taken_at"]
+    site.broker.kill()
+    site.broker.start()
+    assert backed_up_at() == made["taken_at"]
+    site.restore()
+    known = backed_up_at()
+    [restored] = command("log", "lost", "--broker", site.broker.url, status=1)["restores"]
+    assert known == restored["stored_to"] <= made["taken_at"]
+
+
+def test_commits_whose_messages_a_restored_log_has_lost_are_named(
+    database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of before, those that wait in the outbox, and those that come after the
+    restore are not lost. The rows are found as docs/operations/backup.md says.
+    """
+    monkeypatch.setattr(lost_messages, "PAGE_SIZE", 2)
+    site = Site(tmp_path, database)
+    make_tables(database)
+    wait_until(lambda: reported(database, 1), what="the broker has reported")
+    world = World(database, site.broker, txmq.connect(site.broker.url, timeout=PATIENCE_S))
+
+    def commit(*orders: str, **options: Any) -> str:
+        with world.client.transaction(world.connection, **options) as tx:
+            for order in orders:
+                world.insert(order)
+                tx.send(world.topic, order.encode())
+        return tx.token.hex
+
+    commit("before")
+    wait_until(world.settled, what="it is decided")
+    site.back_up()
+    lost = [commit(f"lost-{number}") for number in range(3)] + [commit("two", "rows")]
+    wait_until(world.settled, what="they are decided")
+    site.broker.kill()
+    commit("waits", on_unavailable="outbox", timeout=0.3)
+    site.restore()
+    for name in ("_newest_epochs", "_incarnations"):
+        monkeypatch.setattr(conversation, name, {})
+    world.client.close()
+    world.client = client = txmq.connect(site.broker.url, service="tests", timeout=PATIENCE_S)
+    wait_until(lambda: refusals(client), what="the restored broker is refused")
+    directory = (site.data / "directory").read_text().split()[0]
+    with closing(connection_of(database)) as connection:
+        take_over(connection, client.log_id, UUID(directory), "the disk was lost")
+        connection.commit()
+    commit("after")
+    url = ("--broker", site.broker.url)
+    shown = command("log", "lost", database, *url, status=1)["transactions"]
+    assert [one["token"] for one in shown] == lost
+    page = (ROOT / "docs" / "operations" / "backup.md").read_text("utf-8")
+    query = re.search(r"(SELECT \* FROM orders .*'XMIN');", page)
+    assert query is not None
+    rows = [asked(database, query[1].replace("XMIN", one["xmin"])) for one in shown]
+    found = [sorted(order for order, _paid in of_one) for of_one in rows]
+    assert found == [["lost-0"], ["lost-1"], ["lost-2"], ["rows", "two"]]
+    assert (
+        len(command("log", "lost", database, *url, "--limit", "3", status=1)["transactions"]) == 3
+    )
+    wait_until(
+        lambda: world.messages() == {"before", "waits", "after"}, what="the outbox is published"
+    )
+    assert len(command("log", "lost", database, *url, status=1)["transactions"]) == 4
+    world.connection.close()
+    client.close()
+    site.broker.stop()
 
 
 def test_a_second_backup_copies_only_what_is_new(site: Site, new_process: ConnectClient) -> None:

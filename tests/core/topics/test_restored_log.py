@@ -11,8 +11,9 @@ from txmq.core.consumers.commands import ResetPosition
 from txmq.core.consumers.membership import identities
 from txmq.core.events.base import Booted, LogRestored
 from txmq.core.events.outcome import Rejected
+from txmq.core.retention.broker_time import NoteTime
 from txmq.core.state import restores
-from txmq.core.topics.restored_log import EPOCHS_APART, AcceptRestore
+from txmq.core.topics.restored_log import EPOCHS_APART, AcceptRestore, NoteBackup
 from txmq.core.topics.topics import CreateTopic, GrowTopic
 from txmq.core.transactions import lost_records
 from txmq.core.transactions.model import get
@@ -20,7 +21,7 @@ from txmq.core.transactions.xa import ResolveOutcome
 from txmq.errors import Conflict, UnknownTransaction
 from txmq.model.decider import ByHome
 from txmq.model.topic_partition import TopicPartition
-from txmq.model.units import SECOND
+from txmq.model.units import DAY, SECOND
 
 LOG = b"l" * 16
 AT = 1_800_000_000 * SECOND
@@ -100,6 +101,33 @@ def test_the_restores_are_part_of_the_tables(world: ConsumersWorld) -> None:
     assert state.topics["t"].ends_at_restore == [(AT, (3, 0))]
     assert (state.boot_epoch, state.next_topic_id) == (AT // SECOND + 1, AT // SECOND)
     assert world.replayed().restores == world.state.restores
+
+
+def test_the_time_of_the_newest_backup_is_kept(core: Driver) -> None:
+    core.do(NoteBackup(core.now - SECOND))
+    core.do(NoteBackup(core.now - 2 * SECOND))
+    assert core.state.backed_up_at == core.now - SECOND
+    machine.save(core.state)
+    assert machine.load(core.state.tables).backed_up_at == core.now - SECOND
+    assert core.replayed().backed_up_at == core.now - SECOND
+
+
+def test_no_backup_is_of_the_future_also_where_the_clock_was_ahead(core: Driver) -> None:
+    core.now += 30 * DAY
+    core.do(NoteBackup(core.now + SECOND))
+    assert core.state.backed_up_at == core.now
+    core.do(NoteTime(0, back=30 * DAY))
+    core.now -= 30 * DAY
+    assert core.state.backed_up_at == core.now
+    core.now += SECOND
+    core.do(NoteBackup(core.now))
+    assert core.state.backed_up_at == core.now
+
+
+def test_a_restored_log_is_as_old_as_its_last_record(core: Driver) -> None:
+    core.do(NoteBackup(core.now - 5 * SECOND))
+    restore(core)
+    assert core.state.backed_up_at == core.now
 
 
 def test_a_log_that_was_never_restored_accepts_nothing(core: Driver) -> None:

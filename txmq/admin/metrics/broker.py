@@ -1,4 +1,4 @@
-"""Metrics of the broker itself: its log, its disk, and its replay plans.
+"""Metrics of the broker itself: its log, its disk, its certificates, and its replay plans.
 
 A node of a cluster that follows has those of its log and its disk.
 """
@@ -18,6 +18,7 @@ from txmq.store.log.latency import BOUNDS_US
 
 if TYPE_CHECKING:
     from txmq.broker.engine.engine import Engine
+    from txmq.broker.reactor.tls import Certificates
 
 
 class LogMetrics(Collector):
@@ -29,6 +30,13 @@ class LogMetrics(Collector):
     def collect(self) -> Iterator[Metric]:
         yield from self._log()
         yield from self._disk()
+        backed_up_at = self._engine.state.backed_up_at
+        if backed_up_at:
+            yield GaugeMetricFamily(
+                "txmq_backup_timestamp_seconds",
+                "Time up to which the newest backup has the log",
+                backed_up_at / SECOND,
+            )
 
     def _log(self) -> Iterator[Metric]:
         store = self._engine.store
@@ -110,3 +118,20 @@ class BrokerMetrics(Collector):
                 letters.add_metric(names, plan.count(outcome))
             paused.add_metric((plan.name, plan.group), int(plan.state is PlanState.PAUSED))
         yield from (letters, paused)
+
+
+class CertificateMetrics(Collector):
+    """The ends of a broker's certificates."""
+
+    def __init__(self, certificates: Certificates) -> None:
+        self._certificates = certificates
+
+    def collect(self) -> Iterator[Metric]:
+        ends = GaugeMetricFamily(
+            "txmq_certificate_end_timestamp_seconds",
+            "End of a certificate of section [tls], by the setting that names its file",
+            labels=("setting",),
+        )
+        for one in self._certificates.ends():
+            ends.add_metric((one.setting,), one.at / SECOND)
+        yield ends

@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry, ProcessCollector, generate_late
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from txmq.admin.metrics.broker import BrokerMetrics, LogMetrics
+from txmq.admin.metrics.broker import BrokerMetrics, CertificateMetrics, LogMetrics
 from txmq.admin.metrics.cluster import ClusterMetrics
 from txmq.admin.metrics.groups import GroupMetrics
 from txmq.admin.metrics.transactions import DecisionCounters, TransactionGauges
@@ -28,8 +28,7 @@ class Metrics:
     """All metrics of a broker, summed up for each topic and group."""
 
     def __init__(self, parts: BrokerParts) -> None:
-        self._registry = CollectorRegistry()
-        self._registry.register(LogMetrics(parts.engine, parts.settings.broker.name))
+        self._registry = _of_process(parts)
         self._registry.register(BrokerMetrics(parts.engine))
         self._groups = GroupMetrics(parts.engine, parts.paces)
         self._registry.register(self._groups)
@@ -39,7 +38,6 @@ class Metrics:
         self._registry.register(ThrottleMetrics(parts))
         if parts.cluster is not None:
             self._registry.register(ClusterMetrics(parts.cluster))
-        ProcessCollector(registry=self._registry)
 
     def text(self) -> bytes:
         """Return the metrics in the text format."""
@@ -55,14 +53,22 @@ class FollowerMetrics:
     """The metrics of a node that follows."""
 
     def __init__(self, parts: FollowerParts) -> None:
-        self._registry = CollectorRegistry()
-        self._registry.register(LogMetrics(parts.engine, parts.settings.broker.name))
+        self._registry = _of_process(parts)
         self._registry.register(ClusterMetrics(parts.cluster))
-        ProcessCollector(registry=self._registry)
 
     def text(self) -> bytes:
         """Return the metrics in the text format."""
         return generate_latest(self._registry)
+
+
+def _of_process(parts: BrokerParts | FollowerParts) -> CollectorRegistry:
+    """Return what a broker and a node that follows have both."""
+    registry = CollectorRegistry()
+    registry.register(LogMetrics(parts.engine, parts.settings.broker.name))
+    if parts.certificates is not None:
+        registry.register(CertificateMetrics(parts.certificates))
+    ProcessCollector(registry=registry)
+    return registry
 
 
 class AccessMetrics(Collector):

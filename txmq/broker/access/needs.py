@@ -339,6 +339,7 @@ CALLS: dict[str, CallNeeds] = {
     "audit.list": _always(*AUDIT),
     "log.hold": _always(*OPERATE_CLUSTER),
     "log.release": _always(*OPERATE_CLUSTER),
+    "log.backed_up": _always(*OPERATE_CLUSTER),
     "log.restores": _always(*SHOW_CLUSTER),
     "log.accept": _always(*OPERATE_CLUSTER),
     "broker.show": _always(*SHOW_CLUSTER),

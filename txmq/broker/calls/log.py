@@ -12,7 +12,7 @@ from txmq.broker.calls.operators import audited
 from txmq.broker.data_directory.log_holds import HOLD_S
 from txmq.core.events.outcome import Rejected
 from txmq.core.state import restores
-from txmq.core.topics.restored_log import AcceptRestore
+from txmq.core.topics.restored_log import AcceptRestore, NoteBackup
 from txmq.errors import Throttled
 
 if TYPE_CHECKING:
@@ -34,6 +34,7 @@ class LogCalls:
         self.handlers: dict[str, Handler] = {
             "log.hold": self.hold,
             "log.release": self.release,
+            "log.backed_up": self.backed_up,
             "log.restores": self.restores,
             "log.accept": self.accept,
         }
@@ -61,6 +62,11 @@ class LogCalls:
     def release(self, call: CallContext, args: wire.LogRelease) -> None:
         self._holds.release(args.hold)
         call.answer({})
+
+    def backed_up(self, call: CallContext, args: wire.LogBackedUp) -> None:
+        """Record a backup, whose age is then watched."""
+        log.info("log.backed_up", taken_at=args.taken_at)
+        self._engine.submit(NoteBackup(args.taken_at), then(call.answer, lambda _reply: {}))
 
     def restores(self, call: CallContext, args: wire.LogRestores) -> None:
         """Show the restores of the log, and the ends of the partitions at each."""

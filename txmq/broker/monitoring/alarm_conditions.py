@@ -17,7 +17,7 @@ from txmq.core.transactions import indexes
 from txmq.core.transactions.indexes import ListKind
 from txmq.core.transactions.model import get
 from txmq.core.transactions.queries import recorded_conflicts
-from txmq.model.units import SECOND
+from txmq.model.units import DAY, SECOND
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from txmq.broker.checkback.resolvers import ResolverStatus
     from txmq.broker.engine.disk_space import Disk
     from txmq.broker.engine.faults import Faults
+    from txmq.broker.reactor.tls import CertificateEnd
     from txmq.config.broker import AlarmSettings as Limits
     from txmq.core.state.plans import Plan
     from txmq.core.state.state import State
@@ -39,6 +40,9 @@ NODE_BEHIND_S = 30.0  # what a node tells of itself is up to so old
 KAFKA_AWAY_S = 5.0  # several times the lease
 EVERYTHING = "everything"  # instead of what a filter lets through
 FAULT_S = 3_600.0  # that an internal error stays an alarm
+ENDING_US = DAY  # before its end, a certificate is a critical alarm
+BACKUP_S = 129_600.0  # that a daily backup may be old, unless a setting says otherwise
+CERTIFIED = {"cert": "the broker's certificate", "client_ca": "the authority of clients"}
 
 
 class Conditions(NamedTuple):
@@ -64,6 +68,7 @@ class Conditions(NamedTuple):
     undelivered: Mapping[str, str]  # why receivers of alarms do not get them, by name
     nodes: Sequence[NodeView]  # of the cluster; a broker alone has none
     unconfirmed_s: float  # since Kafka has taken a write of this leader for certain
+    certificates: Sequence[CertificateEnd]
 
     def older_than(self, since: int, seconds: float) -> bool:
         """Return whether `since` is more than `seconds` ago; 0 = never."""
@@ -430,3 +435,34 @@ def log_restored(seen: Conditions) -> str:
         f"the log was restored from a backup {seen.age(last.at)} ago, to position {last.position} "
         f"and the state of {to:%Y-%m-%dT%H:%M:%SZ}: what was stored later is lost"
     )
+
+
+def log_backup_old(seen: Conditions) -> str:
+    """Once there is a backup, or where a setting asks for one."""
+    at, limit_s = seen.state.backed_up_at, seen.limits.backup_s
+    if not at:
+        return "the log was never backed up" if limit_s else ""
+    limit_s = BACKUP_S if limit_s is None else limit_s
+    if not limit_s or not seen.older_than(at, limit_s):
+        return ""
+    return f"the newest backup of the log is {seen.age(at)} old"
+
+
+def certificate_ends(seen: Conditions) -> str | Raised:
+    limit = seen.limits.certificate_s * SECOND
+    soon = [one for one in seen.certificates if one.at - seen.now < limit]
+    if not soon:
+        return ""
+    texts = [
+        f"{CERTIFIED[one.setting]} {one.path} {_ends(seen, one.at)}"
+        + (f"; its new file is not used: {one.trouble}" if one.trouble else "")
+        for one in soon
+    ]
+    is_close = min(one.at for one in soon) - seen.now < ENDING_US
+    return Raised("; ".join(texts), "", "critical" if is_close else "")
+
+
+def _ends(seen: Conditions, at: int) -> str:
+    if at <= seen.now:
+        return f"ended {seen.age(at)} ago"
+    return f"ends in {timedelta(seconds=(at - seen.now) // SECOND)}"

@@ -34,6 +34,19 @@ ALARM_RULES = (
         "txmq log lost --accept",
     ),
     AlarmRule(
+        "log.backup_old",
+        "warning",
+        conditions.log_backup_old,
+        "txmq log backup BACKUP on the broker's machine; systemctl status txmq-backup says why "
+        "the daily one fails",
+    ),
+    AlarmRule(
+        "certificate.ends",
+        "warning",
+        conditions.certificate_ends,
+        "renew the file: the broker takes the new one by itself, and open connections stay",
+    ),
+    AlarmRule(
         "clock.jumped",
         "critical",
         conditions.clock_jumped,
@@ -80,7 +93,7 @@ ALARM_RULES = (
         "disk.behind",
         "warning",
         conditions.disk_behind,
-        "producers send more than the disk takes: txmq broker show says how much waits; give "
+        "producers send more than the disk takes: txmq limits says how much waits; give "
         "it a faster disk, or users a quota",
     ),
     AlarmRule(

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from txmq.broker.engine.engine import Engine
     from txmq.broker.monitoring.cluster_node import ClusterNode
     from txmq.broker.reactor.held_sends import HeldSends
+    from txmq.broker.reactor.tls import Certificates
     from txmq.config.broker import AlarmSettings as Limits
     from txmq.config.broker import SettingsFile
     from txmq.wire.calls.alarms import AlarmsReport
@@ -144,6 +145,7 @@ class AlarmService:
         self._raised: dict[str, dict[str, Alarm]] = {}
         self.reported = ReportedAlarms(engine.now)
         self.delivery = AlarmDelivery(settings.broker.name, settings.alarms, engine.now)
+        self.certificates: Certificates | None = None  # where there is TLS
 
     def use(self, limits: Limits) -> None:
         """Go by other limits and receivers, from the next tick on."""
@@ -196,6 +198,7 @@ class AlarmService:
             self.delivery.undelivered(),
             () if self.cluster is None else self.cluster.view().nodes,
             0.0 if self.cluster is None else self.cluster.numbers().unconfirmed_s,
+            () if self.certificates is None else self.certificates.ends(),
         )
 
     def _judge(self, rule: AlarmRule, found: str | Raised | list[Raised], now: int) -> None:

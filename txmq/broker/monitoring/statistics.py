@@ -205,6 +205,7 @@ class Statistics:
                 "needed_from": self._retention.free.below,
                 "held_by": self._retention.free.held_by,
                 "uncatalogued": self._catalogues.uncatalogued,
+                "backed_up_at": state.backed_up_at or None,
             },
             "flush": self.flushes(),
             "topics": [self._topic(topic) for topic in nlargest(limit, topics, self._rate)],

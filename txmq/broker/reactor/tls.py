@@ -5,7 +5,7 @@ change. Needs the extra `tls`.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import structlog
 from twisted.internet.interfaces import IOpenSSLServerConnectionCreator
@@ -14,8 +14,11 @@ from twisted.protocols.tls import BufferingTLSTransport, TLSMemoryBIOFactory
 from zope.interface import implementer
 
 from txmq.errors import ConfigError
+from txmq.model.units import SECOND
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from twisted.internet.interfaces import IAddress
     from twisted.python.failure import Failure
 
@@ -28,6 +31,19 @@ HANDSHAKE_BYTES = 32 << 10
 log = structlog.get_logger()
 
 
+class CertificateEnd(NamedTuple):
+    """When what a file certifies ends: the broker's certificate (setting `cert`), or
+    the last of the authorities of clients (`client_ca`).
+
+    `trouble` says why the broker does not use a file that was renewed.
+    """
+
+    setting: str
+    path: Path
+    at: int
+    trouble: str = ""
+
+
 @implementer(IOpenSSLServerConnectionCreator)
 class Certificates:
     """The encryption of new connections. Open connections keep theirs."""
@@ -38,34 +54,45 @@ class Certificates:
 
         self._settings, self._clock, self._ssl = settings, clock, SSL
         self._times = self._read_times()
-        self._context = self._load()
-        self._told: tuple[object, ...] = ()  # the last failure
+        self._trouble = ""  # why renewed files are not used
+        self._use()
         self._look_at = clock.seconds() + LOOK_S
 
     def serverConnectionForTLS(self, tlsProtocol: object) -> Any:  # noqa: ANN401, N802, N803
         """Return the encryption of a new connection. Twisted calls it."""
         del tlsProtocol
+        self._look()
+        return self._ssl.Connection(self._context, None)
+
+    def ends(self) -> list[CertificateEnd]:
+        """Return when the certificates end that are in use now."""
+        self._look()
+        return [one._replace(trouble=self._trouble) for one in self._ends]
+
+    def _look(self) -> None:
         now = self._clock.seconds()
         if now >= self._look_at:
             self._look_at = now + LOOK_S
             self._reload()
-        return self._ssl.Connection(self._context, None)
+
+    def _use(self) -> None:
+        self._context, self._ends = self._load(), tuple(_ends(self._settings))
 
     def _reload(self) -> None:
         try:
             times = self._read_times()
             if times == self._times:
+                self._trouble = ""
                 return
-            self._context = self._load()
-            self._times, self._told = times, ()
+            self._use()
+            self._times, self._trouble = times, ""
             log.info("tls.reloaded", cert=str(self._settings.cert))
         except (ConfigError, OSError) as error:
             # The old one serves on, and the next look tries again: the new files may
             # not be complete yet, or not ours to read, which no time of theirs shows.
-            told = (str(error),)
-            if told == self._told:
+            if str(error) == self._trouble:
                 return
-            self._told = told
+            self._trouble = str(error)
             log.error("tls.not_reloaded", error=str(error))  # noqa: TRY400  # no bug of ours
 
     def _read_times(self) -> tuple[int, ...]:
@@ -102,6 +129,22 @@ class Certificates:
         except TypeError:  # as pyOpenSSL says for a key that signs nothing, such as X25519
             raise _unusable("a key of this kind has no certificate", settings.key) from None
         return context
+
+
+def _ends(settings: TlsSettings) -> Iterator[CertificateEnd]:
+    """Yield when the certificates in the files end, which OpenSSL has taken."""
+    from cryptography import x509  # noqa: PLC0415  # an extra
+
+    for setting, path in (("cert", settings.cert), ("client_ca", settings.client_ca)):
+        if path is None:
+            continue
+        try:
+            found = x509.load_pem_x509_certificates(path.read_bytes())
+        except ValueError:  # of another form, which OpenSSL reads, too
+            continue
+        counted = found[:1] if setting == "cert" else found
+        last = max(one.not_valid_after_utc for one in counted)
+        yield CertificateEnd(setting, path, int(last.timestamp()) * SECOND)
 
 
 def _private_key(path: Path) -> Any:  # noqa: ANN401  # pyOpenSSL's

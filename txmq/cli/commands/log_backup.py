@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from contextlib import ExitStack, closing
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -25,6 +26,7 @@ from txmq.cli.parsers import is_number, parse_bytes, parse_time
 from txmq.cli.status_line import StatusLine
 
 if TYPE_CHECKING:
+    from txmq.cli.running_log import RunningLog
     from txmq.store.backup import BackupReport
     from txmq.tx.postgres.inbox_lost import LostEffects
 
@@ -65,6 +67,9 @@ Dsns = Annotated[
 ]
 Accept = Annotated[
     bool, typer.Option("--accept", help="Record that this was dealt with, and end the alarm.")
+]
+Most = Annotated[
+    int, typer.Option("--limit", min=1, help="Maximum number of transactions of a database.")
 ]
 Why = Annotated[str, typer.Option(help="Reason for --accept, recorded in the log.")]
 
@@ -122,6 +127,7 @@ def backup(
             report = _verified(str(target), progress)
         else:
             source: BackupSource
+            running: RunningLog | None = None
             if data is not None or config is not None:
                 from txmq.broker.data_directory.backup_source import StoppedLog
 
@@ -131,9 +137,12 @@ def backup(
                 from txmq.cli.running_log import RunningLog
 
                 client = opened.enter_context(closing(connect(broker)))
-                source = opened.enter_context(closing(RunningLog(fs, client)))
+                source = running = opened.enter_context(closing(RunningLog(fs, client)))
             fs.makedirs(str(target))
-            report = _report_fields(back_up(fs, source, str(target), progress))
+            made = back_up(fs, source, str(target), progress)
+            if running is not None:
+                running.note_backup(made.manifest.taken_at)
+            report = _report_fields(made)
     out.show(report)
     if report.get("damaged"):
         raise typer.Exit(FAILED)
@@ -204,7 +213,7 @@ def restore(
             "stored_to": format_time(report.stored_to),
         }
     )
-    out.print_note("What was stored later is lost. Messages that took effect: txmq log lost DSN")
+    out.print_note("What was stored later is lost. What databases have of it: txmq log lost DSN")
 
 
 def lost(
@@ -213,11 +222,14 @@ def lost(
     *,
     accept: Accept = False,
     reason: Why = "not given",
+    limit: Most = 1_000,
     operator: Operator,
 ) -> None:
-    """Show what the log has lost by its last restore: its point, and the messages whose
-    effects are in the inboxes of these databases. Exit status 1: that is not accepted.
+    """Show what the log has lost by its last restore: its point, the messages whose
+    effects are in the inboxes of these databases, and the transactions that these have
+    committed, and whose messages are gone. Exit status 1: that is not accepted.
     """
+    from txmq.recover.lost_messages import LostMessages, lost_messages
     from txmq.tx.postgres.inbox_lost import RestoredEnds, lost_effects
 
     if accept:
@@ -233,18 +245,23 @@ def lost(
         },
         frozenset(names),
     )
+    log_id, restores = shown["log_id"], shown["restores"]
     effects: list[LostEffects] = []
-    for dsn in dsns or () if shown["restores"] else ():
+    commits: list[LostMessages] = []
+    for dsn in dsns or () if restores else ():
         with open_database(dsn, "log lost") as connection:
-            effects += lost_effects(connection, shown["log_id"], restored)
+            effects += lost_effects(connection, log_id, restored)
+            lacking = lost_messages(session.client, connection, log_id, restores[-1])
+            commits += islice(lacking, limit)
     session.out.show(
         {
-            "log_id": shown["log_id"],
-            "restores": shown["restores"],
+            "log_id": log_id,
+            "restores": restores,
             "effects": [_effect(found, names) for found in effects],
+            "transactions": [one._asdict() for one in commits],
         }
     )
-    if shown["restores"] and not shown["restores"][-1]["accepted"]:
+    if restores and not restores[-1]["accepted"]:
         raise typer.Exit(FAILED)
 
 

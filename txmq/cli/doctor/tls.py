@@ -15,7 +15,6 @@ from txmq.errors.extras import MissingExtra, require
 if TYPE_CHECKING:
     from txmq.config.broker import SettingsFile, TlsSettings
 
-SOON = timedelta(days=14)
 OTHERS = stat.S_IRGRP | stat.S_IROTH
 
 
@@ -37,7 +36,7 @@ def check_tls(settings: SettingsFile) -> Iterator[CheckResult]:
         from txmq.broker.reactor.tls import Certificates  # an extra
 
         Certificates(tls, _NoClock())  # as the broker reads them
-        yield _validity(tls)
+        yield _validity(tls, timedelta(seconds=settings.alarms.certificate_s))
         yield judged(
             "TLS key",
             f"{tls.key}, mode {tls.key.stat().st_mode & 0o777:03o}",
@@ -58,7 +57,7 @@ class _NoClock:
         return 0.0
 
 
-def _validity(tls: TlsSettings) -> CheckResult:
+def _validity(tls: TlsSettings, soon: timedelta) -> CheckResult:
     from cryptography import x509  # an extra
 
     own = x509.load_pem_x509_certificates(tls.cert.read_bytes())[0]
@@ -68,4 +67,4 @@ def _validity(tls: TlsSettings) -> CheckResult:
         advice = "no client trusts it now: renew it, or set the clock right"
         return CheckResult("TLS", Health.FAILURE, found, advice)
     advice = "renew it: the broker takes the new files by itself"
-    return judged("TLS", found, failed=end - now < SOON, advice=advice, fatal=False)
+    return judged("TLS", found, failed=end - now < soon, advice=advice, fatal=False)

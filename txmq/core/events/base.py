@@ -133,6 +133,13 @@ class RestoreAccepted(NamedTuple):
     reason: str
 
 
+@event(63)
+class BackupNoted(NamedTuple):
+    """A backup has the log as it was at the time `taken_at`."""
+
+    taken_at: int
+
+
 @event(37)
 class SnapshotNoted(NamedTuple):
     """A snapshot of `position` was written, and no event followed it.

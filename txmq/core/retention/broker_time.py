@@ -63,6 +63,8 @@ def apply_noted(state: State, event: TimeNoted, context: RecordContext) -> None:
         delayed.set_back(state, event.back, state.stored_at)
         # whatever is lost was stored before the true time
         state.lost_before_time = min(state.lost_before_time, state.stored_at)
+        # no backup is of the future, or none that comes would count as newer
+        state.backed_up_at = min(state.backed_up_at, state.stored_at)
     state.doubted = event.doubted
     # Outcomes that were forgotten too early may be of any transaction until now: of
     # later ones none was. So no more are refused for it.

@@ -173,6 +173,7 @@ class State:
         # (position, end) of what was lost, though the tables knew the records
         self.lost_spans: tuple[tuple[int, int], ...] = ()
         self.restores: tuple[Restore, ...] = ()  # of the log from backups, the last one last
+        self.backed_up_at = 0  # time up to which a backup has the log; 0 = there was none
         self.boot_epoch = 0
         self.next_topic_id = 1
         self.stored_at = 0  # the newest time of a record, unless it was set back

@@ -23,6 +23,12 @@ class LogHold(LogRelease):
     position: Annotated[int, Field(ge=0, lt=1 << 63)] = 0
 
 
+class LogBackedUp(Args):
+    """The end of a backup: it has the log as it was at the time `taken_at`."""
+
+    taken_at: Annotated[int, Field(ge=0, lt=1 << 63)]
+
+
 class LogRestores(Args):
     """The restores of the log; with `topics`, also the ends of partitions at each."""
 

@@ -143,6 +143,7 @@ CALLS: dict[str, type[Args]] = {
     "audit.list": audit.AuditList,
     "log.hold": logs.LogHold,
     "log.release": logs.LogRelease,
+    "log.backed_up": logs.LogBackedUp,
     "log.restores": logs.LogRestores,
     "log.accept": logs.RestoreAccept,
     "broker.show": NoArgs,
