@@ -244,6 +244,7 @@ class Assembly:
         raises an alarm, and the timer goes on. `failed` is for the clock's own.
         """
         self._members.adopt_members()
+        self.statistics.start()
         self._stall_guard.tick()  # the first, which says whether the next one is late
         self._delays.tick()  # overdue messages come before new ones
         for seconds, function in self._timers:
@@ -265,6 +266,7 @@ class Assembly:
             self._outcomes,
             self._group_work,
             self._plans,
+            self.statistics,
         ):
             service.stop()
 

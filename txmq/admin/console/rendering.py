@@ -105,6 +105,13 @@ def instant(value: int) -> str:
         return str(value)
 
 
+def clock(value: int) -> Markup:
+    """Return a time of the day as an element, for an axis."""
+    text = instant(value)
+    named = Markup('<time datetime="{}" title="{}">{}</time>')
+    return named.format(text.replace(" UTC", "Z"), text, text[11:16])
+
+
 def moment(value: int | None) -> Markup:
     """Return a time as an element; nothing for 0 and None."""
     if not value:
@@ -151,6 +158,7 @@ class Templates:
                 duration_ms,
                 instant,
                 moment,
+                clock,
                 gist,
                 setting,
                 decided_by,
