@@ -77,6 +77,7 @@ if TYPE_CHECKING:
     from txmq.client.protocol.transaction.checks import Half
     from txmq.client.protocol.transaction.half_message import HalfMessage
     from txmq.client.protocol.transaction.options import TransactionOptions, XaOptions
+    from txmq.model.causation import caused_by
     from txmq.tx.postgres.emit import emit
 
 __all__ = [
@@ -126,6 +127,7 @@ __all__ = [
     "XaResource",
     "XaTransaction",
     "__version__",
+    "caused_by",
     "connect",
     "delay_level",
     "emit",
@@ -170,6 +172,7 @@ _LAZY = {
     "XaOptions": "txmq.client.protocol.transaction.options",
     "XaResource": "txmq.client.blocking.transaction.xa_resource",
     "XaTransaction": "txmq.client.blocking.transaction.xa",
+    "caused_by": "txmq.model.causation",
     "connect": "txmq.client.blocking.connect",
     "emit": "txmq.tx.postgres.emit",
 }
