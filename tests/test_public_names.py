@@ -71,6 +71,7 @@ OWN = (txmq.Client, txmq.twisted.Client, txmq.aio.Client)  # of one broker
 CALLS = {
     (txmq,): {
         "RetryPolicy": "delays retries jitter dead postpone",
+        "caused_by": "message",
         "connect": "url service partition_map **Options",
         "delay_level": "level",
         "FileOffsets": "directory",
@@ -90,11 +91,11 @@ CALLS = {
         "transaction": "connection checker **TransactionOptions",
         "xa": "*connections **XaOptions",
         "register_checker": "name checker",
-        "find": "topic message_id key partition offset start end",
+        "find": "topic message_id key partition offset start end body header",
         "letters": "group saved bodies **LetterOptions",
         "plan": "name",
         "audit": "**AuditOptions",
-        "trace": "key message_id limit",
+        "trace": "key message_id limit body header",
         "describe_cluster": "",
         "recall": "message",
         "call": "name **args",

@@ -77,6 +77,7 @@ if TYPE_CHECKING:
     from txmq.client.protocol.transaction.checks import Half
     from txmq.client.protocol.transaction.half_message import HalfMessage
     from txmq.client.protocol.transaction.options import TransactionOptions, XaOptions
+    from txmq.model.causation import caused_by
     from txmq.model.cluster import ClusterView, NodeView
     from txmq.tx.postgres.emit import emit
 
@@ -129,6 +130,7 @@ __all__ = [
     "XaResource",
     "XaTransaction",
     "__version__",
+    "caused_by",
     "connect",
     "delay_level",
     "emit",
@@ -175,6 +177,7 @@ _LAZY = {
     "XaOptions": "txmq.client.protocol.transaction.options",
     "XaResource": "txmq.client.blocking.transaction.xa_resource",
     "XaTransaction": "txmq.client.blocking.transaction.xa",
+    "caused_by": "txmq.model.causation",
     "connect": "txmq.client.blocking.connect",
     "emit": "txmq.tx.postgres.emit",
 }

@@ -48,6 +48,7 @@ from txmq.client.protocol.consumer.settings import ConsumerOptions
 from txmq.client.protocol.sender.rows import Fields
 from txmq.client.protocol.settings import Options
 from txmq.errors import LocalProtocolError
+from txmq.model.causation import current_cause
 
 HEADER_TASK, HEADER_ID = "taskiq-task", "taskiq-id"
 NOT_RUN = "no task of this worker can run it: its name is not known, or its body not readable"
@@ -209,6 +210,7 @@ class TxmqBroker(AsyncBroker):
         self._forget_id(task_id)
         delivery.started, delivery.retries = True, _retries(task.labels)
         _delivery.set(delivery)
+        current_cause.set(delivery.message)  # of what the task sends
         running = asyncio.current_task()
         if running is not None:
             running.add_done_callback(partial(_give_up, delivery))

@@ -23,7 +23,7 @@ from twisted.python.failure import Failure
 from tests.admin.console_support import ConsoleInMemory
 from tests.broker.monitoring.alarm_desk import STORE, AlarmBroker, Handler
 from txmq.admin.console import listing
-from txmq.admin.console.charts import HEIGHT, POINTS, WIDTH, chart, since_known
+from txmq.admin.console.charts import HEIGHT, POINTS, WIDTH, chart, since_known, spots
 from txmq.admin.console.listing import MAX_CALLS, SCANNED, by_name
 from txmq.admin.console.page import ANSWER_S, PageRequest, Refused
 from txmq.admin.console.registry import PAGES, find
@@ -465,6 +465,10 @@ def test_a_chart_keeps_peaks_and_gaps() -> None:
     assert chart([]) == ((), (), None, None)
     assert since_known([None] * 90 + [1.0] * 3) == [None] * 9 + [1.0] * 3
     assert since_known([None] * 90 + [1.0] * 30) == [1.0] * 30
+    told = list(spots([1.0] * 59 + [None, None, 7.0], 1_000, 10))
+    assert (told[0].at, told[0].x) == (1_020, 0)
+    assert (told[-1].at, told[-1].value) == (1_000 + 61 * 10, 7.0)
+    assert sum(spot.width for spot in told) == pytest.approx(WIDTH, abs=1)
     gap = chart([1.0, None, 0.0, 0.0])
     assert len(gap.lines) == 2
 

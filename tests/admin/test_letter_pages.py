@@ -15,12 +15,14 @@ from tests.broker.access.support import VERIFIER
 from tests.broker.calls.test_letter_calls import Office
 from tests.broker.calls.test_retry_calls import RetryOffice
 from txmq.admin.console import forms, life
+from txmq.batch import encode, verify
 from txmq.broker.calls import letters as letter_calls
 from txmq.core.events.outcome import Rejected
 from txmq.core.state.plans import Plan
+from txmq.core.topics.sends import StoreBatch
 from txmq.core.users import SetUser
 from txmq.errors import Throttled
-from txmq.model.message import Message
+from txmq.model.message import Message, message_id
 from txmq.model.units import SECOND
 
 
@@ -369,3 +371,40 @@ def test_what_is_retried_is_listed_hastened_buried_skipped_and_edited() -> None:
     office.fetch()
     held = console.get("/letters/g/t/0/3")
     assert "a, in hand" in held.text
+
+
+def test_an_order_is_found_by_what_is_in_its_messages_and_followed(
+    console: ConsoleInMemory,
+) -> None:
+    broker = console.broker
+    broker.ask("topic.create", name="bills", partitions=1)
+    cause = message_id(b"p" * 16, 40)  # of the message with the key k-json
+    headers = {"causation": cause, "correlation": cause}
+    data = encode(
+        [Message(b"bill", "b-1", headers=headers)],
+        producer_id=b"r" * 16, epoch=0, sequence=0, born_at=1,
+    )  # fmt: skip
+    broker.do(StoreBatch("bills", 0, 0, data, verify(data)))
+    body = quote("$.sum=12345678901234567890.10")
+    for query in (f"body={body}", "header=" + quote(f"causation={cause}"), "key=b-1"):
+        page = console.get(f"/trace?{query}")
+        assert "└ bills/0/0" in page.text, page.text
+        assert page.text.index("t/0/40") < page.text.index("└ bills/0/0")
+    wrong = console.get("/trace?body=" + quote("$.sum"))
+    assert wrong.status == 400
+    assert "it has no value" in wrong.text
+    listed = console.get(f"/topics/t/messages?body={body}")
+    assert "0/40" in listed.text
+    assert "0/39" not in listed.text
+    assert "matches these fields" in console.get("/topics/t/messages?body=nowhere").text
+
+
+def test_charts_tell_times_and_values(console: ConsoleInMemory) -> None:
+    for _ in range(40):
+        console.broker.pass_time(10)
+    page = console.get("/")
+    assert 'class="times"' in page.body
+    [undecided] = [part for part in page.body.split("<figure")[1:] if "Undecided<" in part]
+    begin, middle, end = re.findall(r">(\d\d:\d\d)</time>", undecided)
+    assert begin < middle < end
+    assert re.search(r"<title>[-\d]+ [:\d]+ UTC: 0</title>", undecided)

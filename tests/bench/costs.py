@@ -43,6 +43,8 @@ from txmq.client.protocol.consumer.handlers import handler_options
 from txmq.client.protocol.consumer.requests import Request
 from txmq.client.protocol.consumer.settings import consumer_settings
 from txmq.core.topics.topics import CreateTopic
+from txmq.model.causation import caused_by
+from txmq.model.message import NO_HEADERS, ReceivedMessage, message_id
 from txmq.model.units import SECOND
 from txmq.testing.postgres_server import any_server
 
@@ -65,6 +67,7 @@ AT_ONCE: Final = 64
 # client, broker, writes, statements, trips
 COSTS: Final[dict[str, Cost]] = {
     "one send": Cost(33, 113, 1, 0, 0),
+    "one send of a handler": Cost(38, 138, 1, 0, 0),
     "64 outstanding sends": Cost(894, 381, 3, 0, 0),
     "half message and commit": Cost(158, 271, 2, 0, 0),
     "row and message": Cost(242, 280, 2, 4, 4),
@@ -74,6 +77,9 @@ COSTS: Final[dict[str, Cost]] = {
 }
 
 BODY: Final = bytes(256)
+CAUSE: Final = ReceivedMessage(
+    "bench", 0, 0, None, None, NO_HEADERS, BODY, message_id(bytes(16), 1), 1, 0, 0
+)
 TABLE: Final = "CREATE TABLE bench_costs (id bigserial PRIMARY KEY, body text NOT NULL)"
 INSERT: Final = "INSERT INTO bench_costs (body) VALUES ('one')"
 WITHIN_S: Final = 10.0
@@ -185,6 +191,11 @@ class Work(NamedTuple):
 
 def one_send(world: World) -> Iterator[Work]:
     yield Work(lambda: world.client.send("bench", BODY))
+
+
+def send_of_a_handler(world: World) -> Iterator[Work]:
+    with caused_by(CAUSE):
+        yield Work(lambda: world.client.send("bench", BODY))
 
 
 def outstanding_sends(world: World) -> Iterator[Work]:
@@ -332,6 +343,7 @@ def inbox_messages(world: World) -> Iterator[Work]:
 
 OPERATIONS: Final[dict[str, Callable[[World], Iterator[Work]]]] = {
     "one send": one_send,
+    "one send of a handler": send_of_a_handler,
     "64 outstanding sends": outstanding_sends,
     "half message and commit": half_and_commit,
     "row and message": row_and_message,

@@ -47,6 +47,9 @@ NOW = 1_800_000_000 * SECOND
         ("attempts:2.. header:a=b=c", None, {"min_attempts": 2, "header": ["a", "b=c"]}),
         ('header:trace "deadlock detected"', None,
          {"header": ["trace", None], "text": "deadlock detected"}),
+        ("body:$.a[0]=1 body:x", None, None),
+        ('body:"$.a.b=x y"', None, {"body": "$.a.b=x y"}),
+        ("body:o-17", None, {"body": "o-17"}),
         ("key:", None, None),
         ('key:""', None, {"key": ""}),
         ("after:2027-01-15T08:00:00Z", None, {"died_from": NOW}),
@@ -82,6 +85,7 @@ def test_a_filter_says_what_to_select(
         ("after:yesterday", 6, "no time"),
         ("key: x", 4, "no value"),
         ("attempts<0", 9, "no fewer"),
+        ("body:$.a", 5, "it has no value"),
         ("x" * 5_000, 4_096, "too long"),
     ],
 )
@@ -101,6 +105,7 @@ selections = st.fixed_dictionaries(
         "header": st.tuples(
             words.filter(lambda name: "=" not in name), words | st.none()
         ).map(list),
+        "body": words.filter(lambda text: not text.startswith("$")),
         "died_from": st.integers(0, 2 * NOW), "died_before": st.integers(0, 2 * NOW),
         "states": st.just(["open", "abandoned"]),
     },

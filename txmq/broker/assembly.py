@@ -254,6 +254,7 @@ class Assembly:
         raises an alarm, and the timer goes on. `failed` is for the clock's own.
         """
         self._members.adopt_members()
+        self.statistics.start()
         self._stall_guard.tick()  # the first, which says whether the next one is late
         self._delays.tick()  # overdue messages come before new ones
         # A loop for each period: to wake up costs more than most of these functions.
@@ -279,6 +280,7 @@ class Assembly:
             self._outcomes,
             self._group_work,
             self._plans,
+            self.statistics,
         ):
             service.stop()
 

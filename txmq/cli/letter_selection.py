@@ -27,8 +27,9 @@ Where = Annotated[
         metavar="FILTER",
         help="Only letters with these properties, as in the console; can be repeated: "
         'error:ValueError age>1h key:"a b". Names: topic, key, error, fingerprint, text, '
-        "header (NAME or NAME=VALUE), attempts, replays, age, after and before (time of "
-        "death), state (open, replaying, abandoned, local, retrying or any; by default open).",
+        "header (NAME or NAME=VALUE), body (part of it, or $.path=VALUE), attempts, replays, age, "
+        "after and before (time of death), state (open, replaying, abandoned, local, retrying or "
+        "any; by default open).",
     ),
 ]
 RetriedPlaces = Annotated[

@@ -16,7 +16,8 @@ from uuid import UUID
 import typer
 
 from txmq.errors import LocalProtocolError
-from txmq.model import limits
+from txmq.model import content, limits
+from txmq.model.content import Header
 from txmq.model.measures import SECONDS_MS, SIZES, UNITS_MS, parse_measure
 from txmq.model.message import delay_level, is_name, parse_message_id, to_micros
 from txmq.model.units import DAY, MILLISECOND, SECOND
@@ -152,6 +153,23 @@ def parse_header(text: str) -> NameValue:
     if not separator or not name:
         raise typer.BadParameter(f"invalid header {text!r}: use NAME=VALUE")
     return NameValue(name, value)
+
+
+def parse_header_criterion(text: str) -> Header:
+    """Parse a header to look for, NAME or NAME=VALUE."""
+    try:
+        return content.parse_header(text)
+    except LocalProtocolError as error:
+        raise typer.BadParameter(str(error)) from None
+
+
+def parse_body_criterion(text: str) -> str:
+    """Check what bodies are searched for: a text, or a path and a value."""
+    try:
+        content.body_criterion(text)
+    except LocalProtocolError as error:
+        raise typer.BadParameter(str(error)) from None
+    return text
 
 
 def parse_milliseconds(text: str) -> int:

@@ -4,7 +4,7 @@
     ├─ ConfigError
     ├─ ProtocolError
     │  ├─ LocalProtocolError
-    │  │  └─ BodyMismatch, InvalidSelector
+    │  │  └─ BodyMismatch, InvalidPath, InvalidSelector
     │  └─ RemoteProtocolError
     ├─ BrokerUnavailable
     ├─ LogChanged
@@ -49,6 +49,7 @@ from txmq.errors.base import (
     DiskFull,
     ForeignStore,
     InvalidExport,
+    InvalidPath,
     InvalidSelector,
     LocalProtocolError,
     LogChanged,
@@ -162,6 +163,7 @@ __all__ = (
     "InboxMismatch",
     "IncompatibleSchema",
     "InvalidExport",
+    "InvalidPath",
     "InvalidSelector",
     "LeaseRefused",
     "LocalProtocolError",

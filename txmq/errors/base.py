@@ -59,6 +59,19 @@ class InvalidSelector(LocalProtocolError):
         self.position = position
 
 
+class InvalidPath(LocalProtocolError):
+    """A path into JSON bodies cannot be parsed; `position` is the place of the mistake,
+    from 0.
+    """
+
+    def __init__(self, message: str, text: str, position: int) -> None:
+        super().__init__(
+            f"in the path {text[:80]!r}, at {position}: {message}",
+            hint="write $.name.name=VALUE, with [0] for an index and ['a b'] for any name",
+        )
+        self.position = position
+
+
 class RemoteProtocolError(ProtocolError):
     """The peer broke the protocol; the connection is closed."""
 

@@ -1,6 +1,7 @@
 """The filter language for failed messages, dead letters above all, as people type it.
 
     group:billing error:ValueError age>1h key:"a b" state:open attempts>3 "time-out"
+    body:$.customer.id=17 header:region=eu
 
 Terms are separated by spaces, and all of them hold. A term is a name, a sign (`:` and
 `=` mean the same; `>` `>=` `<` `<=` compare) and a value, in double quotes where it has
@@ -16,6 +17,7 @@ from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 from txmq.errors import LocalProtocolError
+from txmq.model.content import body_criterion, parse_header
 from txmq.model.units import SECOND
 
 STATES = ("open", "replaying", "abandoned", "local", "retrying")
@@ -156,10 +158,19 @@ def _state(term: _Term) -> dict[str, Any]:
 
 def _header(term: _Term) -> dict[str, Any]:
     _only_equal(term)
-    name, equals, value = term.value.partition("=")
-    if not name:
-        raise _Wrong("a header without a name", "write header:NAME or header:NAME=VALUE")
-    return {"header": [name, value if equals else None]}
+    try:
+        return {"header": [*parse_header(term.value)]}
+    except LocalProtocolError as error:
+        raise _Wrong(error.message, error.hint) from None
+
+
+def _body(term: _Term) -> dict[str, Any]:
+    _only_equal(term)
+    try:
+        body_criterion(term.value)
+    except LocalProtocolError as error:
+        raise _Wrong(error.message, error.hint) from None
+    return {"body": term.value}
 
 
 def _number(term: _Term) -> int:
@@ -234,6 +245,7 @@ FIELDS: dict[str, Callable[[_Term], dict[str, Any]]] = {
     "topic": _text("topic", 256),
     "key": _text("key", 1_024),
     "header": _header,
+    "body": _body,
     "text": _text("text", 256),
     "after": _moment("died_from"),
     "before": _moment("died_before"),
@@ -260,6 +272,8 @@ def format_filter(select: Mapping[str, Any], group: str | None = None) -> str:
     if (header := select.get("header")) is not None:
         name, value = header
         terms.append("header:" + _written(name if value is None else f"{name}={value}"))
+    if select.get("body") is not None:
+        terms.append(f"body:{_written(select['body'])}")
     for name, field in (("after", "died_from"), ("before", "died_before")):
         if select.get(field) is not None:
             at = datetime.fromtimestamp(select[field] // SECOND, UTC).replace(

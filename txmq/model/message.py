@@ -201,6 +201,12 @@ def message_ids(producer_id: bytes, sequences: Iterable[int]) -> list[str]:
     return [f"{prefix}-{sequence}" for sequence in sequences]
 
 
+def is_message_id(text: str) -> bool:
+    """Return whether a text is the id of a message."""
+    match = _MESSAGE_ID.fullmatch(text)
+    return match is not None and int(match[2]) <= limits.SEQUENCE
+
+
 def parse_message_id(text: str) -> tuple[bytes, int]:
     """Return producer id and sequence of a message id. Raises LocalProtocolError."""
     match = _MESSAGE_ID.fullmatch(text)

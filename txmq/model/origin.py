@@ -1,8 +1,12 @@
-"""Headers of the copy of a dead letter: where its original is."""
+"""Headers that txmq adds, above all those of the copy of a dead letter: where its
+original is.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+
+from txmq.model.causation import CAUSATION, CORRELATION
 
 TOPIC, PARTITION, OFFSET = "txmq-origin-topic", "txmq-origin-partition", "txmq-origin-offset"
 GROUP, MESSAGE_ID = "txmq-origin-group", "txmq-origin-id"
@@ -11,7 +15,7 @@ REDRIVE_TRACE = "txmq-redrive-traceparent"  # the context of the call, as W3C wr
 # Headers that txmq adds: they count for nobody's limits.
 ADDED = frozenset(
     {"traceparent", "tracestate", TOPIC, PARTITION, OFFSET, GROUP, MESSAGE_ID}
-    | {REDRIVEN_BY, REDRIVES, REDRIVE_TRACE}
+    | {REDRIVEN_BY, REDRIVES, REDRIVE_TRACE, CAUSATION, CORRELATION}
 )
 MAX_REDRIVES = 16  # of a copy of a copy: a loop of topics has an end
 

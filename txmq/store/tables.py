@@ -64,6 +64,7 @@ USERS = "users"  # key: name
 DELAYED, DELAYED_IDS, DELAYED_AT, RECALLED = "delayed", "delayed_ids", "delayed_at", "recalled"
 # retention
 LOG_PINS, MISSED = "log_pins", "missed"
+SERIES = "series"  # numbers for charts, step by step
 
 NAMES = (
     TOPICS, PARTITIONS, ENTRIES, PRODUCERS, TRANSACTIONS, UNDECIDED, QUEUED, HOLDS, JOBS,
@@ -71,7 +72,7 @@ NAMES = (
     POSITIONS, FENCES, FAILED, PARKED, LETTERS, RETRIES, RETRIES_BY_TIME, XA, XIDS, INSTANCES,
     LOG_PINS, MISSED, DELAYED, DELAYED_IDS, DELAYED_AT, RECALLED, META, HANDLED_HEURISTICS,
     ATTEMPTS, LETTER_INDEX, LETTER_CELLS, LOCAL, LETTER_NOTES, SELECTIONS, PLANS,
-    PLAN_LETTERS, POLICIES, EDITS, COPIES, USERS, PLAN_DONE,
+    PLAN_LETTERS, POLICIES, EDITS, COPIES, USERS, PLAN_DONE, SERIES,
 )  # fmt: skip
 
 # thousands of rows are put before the first scan of a range
@@ -112,6 +113,7 @@ PLAN_LETTER_KEY = Struct(">IQIIQ")
 PLAN_DONE_KEY = Struct(">IIIQ")
 DELAYED_KEY = Struct(">QQ")  # due at, position of the message's batch
 MESSAGE_KEY = Struct(">16sQ")  # message id: producer id or token, sequence
+SERIES_KEY = Struct(">BI")  # kind of row, place in its ring
 RECALLED_KEY = Struct(">Q16sQ")  # recalled at, message id
 
 DUE_CHECK = 1  # kind of a DUE row: the check-back of a transaction; row = (token,)

@@ -21,6 +21,7 @@ from faststream.specification.schema import Message, Operation, SubscriberSpec
 from txmq.aio import Consumer, Consumers
 from txmq.client.protocol.consumer.settings import ConsumerOptions
 from txmq.errors import LocalProtocolError
+from txmq.model.causation import current_cause
 from txmq.model.durations import Duration
 from txmq.model.message import ReceivedMessage
 from txmq_faststream.config import TxmqBrokerConfig
@@ -186,6 +187,7 @@ class TxmqSubscriber(TasksMixin, SubscriberUsecase[Any]):
             if not self.running:
                 _give_back(consumer, received)
                 return
+            current_cause.set(received if isinstance(received, ReceivedMessage) else None)
             try:
                 await self.consume(received)
             except asyncio.CancelledError as error:

@@ -207,6 +207,31 @@ def test_an_operator_sees_letters_without_bodies_and_acts_under_the_own_name() -
     assert [entry["operator"] for entry in found["entries"]] == ["ops"]
 
 
+@pytest.mark.parametrize(
+    ("call", "args"),
+    [
+        ("message.find", {"topic": "t", "body": "x"}),
+        ("message.search", {"body": "$.a=1"}),
+        ("dlq.list", {"group": "g", "select": {"body": "x"}}),
+        ("dlq.stats", {"group": "g", "select": {"body": "x"}}),
+        ("dlq.replay", {"group": "g", "select": {"body": "x"}, "operator": "o", "reason": "r"}),
+        ("dlq.save", {"name": "s", "select": {"body": "x"}}),
+    ],
+)
+def test_bodies_are_searched_only_by_those_who_may_read_them(
+    call: str, args: dict[str, Any]
+) -> None:
+    broker = BrokerWithUsers()
+    refused = refusal_of(broker.log_in("ops").ask(Opcode.CALL, encode_call(call, args)))
+    assert isinstance(refused, errors.AccessDenied)
+    assert "read" in refused.message
+    select = args.get("select", args)
+    del select["body"]
+    select["header"] = ["a", None]  # what lists show anyway
+    answer = broker.log_in("ops").ask(Opcode.CALL, encode_call(call, args))
+    assert not isinstance(refusal_of(answer) if answer.status else None, errors.AccessDenied)
+
+
 def test_denials_are_counted_and_audited_once_a_minute() -> None:
     broker = BrokerWithUsers()
     nobody = broker.log_in("nobody")

@@ -47,7 +47,9 @@ def trace(office: EditOffice, **wanted: Any) -> Trace:
         assert isinstance(reply, dict), reply
         return reply
 
-    return run(trace_steps(calls_by(call), wanted.get("key"), wanted.get("message"), 20))
+    return run(
+        trace_steps(calls_by(call), {"key": wanted.get("key"), "id": wanted.get("message")}, 20)
+    )
 
 
 def test_hostile_48_no_call_takes_the_history_of_a_letter_from_its_caller() -> None:

@@ -15,17 +15,20 @@ import pytest
 from tests.broker.data_directory.random_work import KEYS, Work
 from tests.broker.data_directory.retention_world import DATA, RetentionWorld
 from tests.simulation.simulated_broker import recover
-from txmq.batch import BatchView
+from txmq.batch import BatchView, encode, verify
 from txmq.broker.data_directory.storage import roll_forward
 from txmq.broker.search import catalogue_build, search
-from txmq.broker.search.candidate_batches import CandidateBatches
+from txmq.broker.search.candidate_batches import CandidateBatches, VisibleTopic
 from txmq.broker.search.catalogue_build import CatalogueSource, gaps, update
 from txmq.broker.search.message_view import read_view
 from txmq.broker.search.search import Search, SearchPage, SearchQuery
 from txmq.core import machine
+from txmq.core.topics.sends import StoreBatch
 from txmq.core.topics.topics import CreateTopic
 from txmq.core.transactions import large_bundles
 from txmq.errors import StoreError, UnsupportedFormat
+from txmq.model.content import content_of
+from txmq.model.message import Message
 from txmq.store.catalogue import writer as catalogue_writer
 from txmq.store.catalogue.catalogue import (
     KEY_ROW,
@@ -238,11 +241,36 @@ def test_an_error_at_any_call_is_reported_and_the_next_try_succeeds() -> None:
     assert failed > 20
 
 
+def test_what_follows_from_a_message_is_found_by_the_catalogue() -> None:
+    world, sequence = new_world(), 0
+    for number in range(40):
+        headers = {"correlation": f"c{number % 8}", "other": "x"} if number % 2 else {"other": "c1"}
+        data = encode(
+            [Message(b"m", None, None, headers)] * 2,
+            producer_id=b"p" * 16, epoch=0, sequence=sequence, born_at=1,
+        )  # fmt: skip
+        sequence += 2
+        world.do(StoreBatch("t", 0, 1, data, verify(data)))
+    catalogues = catalogue(world)
+    wanted = SearchQuery(content=content_of(None, None, ("c1", "c3", "c2")), limit=1_000)
+    rows = found(world, catalogues, "t", wanted)
+    assert rows == found(world, [], "t", wanted)
+    assert len(rows) == 2 * (40 // 4)
+    where = VisibleTopic(world.state, world.state.topics["t"].topic_id, world.log.durable)
+    candidates = CandidateBatches(where, catalogues, None, None, ("c1",))
+    assert len(list(candidates.within(1, 0))) == 5, "only these are read"
+
+
 def test_a_damaged_catalogue_is_thrown_away_and_made_again() -> None:
     world = new_world()
     Work(world, 3).some(60)
-    making, expected = world.assembly.catalogues, world.ask("message.find", topic="t", key="k4")
-    assert expected["messages"]
+    making = world.assembly.catalogues
+
+    def messages() -> Any:
+        return world.ask("message.find", topic="t", key="k4")["messages"]
+
+    expected = messages()
+    assert expected
     path = catalogue(world)[0].path
     for page in range(world.fs.open(path).size() // PAGE):
         fs = world.fs.copy()
@@ -254,12 +282,12 @@ def test_a_damaged_catalogue_is_thrown_away_and_made_again() -> None:
         if page == 0:
             catalogues = open_catalogues(fs, DATA, world.log.log_id)
         making.start_building(fs, make, world._at_once, lambda: world.log.durable, catalogues)
-        assert world.ask("message.find", topic="t", key="k4") == expected
+        assert messages() == expected
         assert path not in [one.path for one in making.catalogues]
         assert path.rpartition("/")[2] not in fs.listdir(catalogue_directory(DATA))
         world.turn(60)
         making.tick()
-        assert world.ask("message.find", topic="t", key="k4") == expected
+        assert messages() == expected
         assert len(making.catalogues) > 0
 
 

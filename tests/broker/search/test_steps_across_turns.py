@@ -9,7 +9,8 @@ import pytest
 from tests.broker.support import BrokerInMemory
 from txmq.broker.calls.audit import AuditCalls
 from txmq.broker.search import audit_log
-from txmq.broker.search.everywhere import SearchEverywhere, Wanted
+from txmq.broker.search.everywhere import SearchEverywhere
+from txmq.broker.search.search import SearchQuery
 from txmq.core.audit import AUDIT_TOPIC_ID
 from txmq.core.topics.delayed import DelayedMessage
 from txmq.core.topics.topics import CreateTopic
@@ -68,5 +69,5 @@ def test_delayed_messages_fall_due_while_they_are_searched(broker: BrokerInMemor
     rows = broker.engine.state.tables[t.DELAYED]
     for at in range(200):
         rows.put(t.DELAYED_KEY.pack(at, at), tuple(DelayedMessage(1, 0, 9, 0, None, b"p", at)))
-    search = SearchEverywhere(broker.engine, None, Wanted("k", None, 9, bodies=False), None)  # type: ignore[arg-type]  # not used
+    search = SearchEverywhere(broker.engine, None, SearchQuery("k", limit=9), None)  # type: ignore[arg-type]  # not used
     assert run_and_lose(broker, t.DELAYED, search._unpublished(), 150) is None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.core.driver import Driver, token
-from txmq.core.events.outcome import Rejected
+from txmq.core.events.outcome import Outcome, Rejected
 from txmq.core.retention.outcome_expiry import ExpireOutcomes
 from txmq.core.transactions import indexes, queries, unverified
 from txmq.core.transactions.indexes import ListKind
@@ -72,6 +72,9 @@ def test_a_forced_decision_keeps_its_token_row_and_its_outcome_until_it_is_compa
     assert indexes.oldest_by_database(core.state) == {}
     expire(core)
     assert get(core.state, name) is None
-    assert unverified.compare_decision(
-        core.state, CompareDecision(name, COMMIT, "resolver shop", ""), core.now
-    ) == ((), None, b"", False)
+    assert (
+        unverified.compare_decision(
+            core.state, CompareDecision(name, COMMIT, "resolver shop", ""), core.now
+        )
+        == Outcome()
+    )

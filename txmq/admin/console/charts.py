@@ -1,4 +1,4 @@
-"""Small charts: lines of SVG from the broker's series."""
+"""Small charts from the broker's series: lines of SVG, with their times and values."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
 WIDTH, HEIGHT = 240, 60  # units of a chart; the page stretches it
 LEAST = 12  # values of a chart
+SPOTS = 30  # parts of a chart that tell their time and value
 POINTS = 120  # of one line: a longer series is thinned, so that peaks stay
 
 Value = float | None  # None = not known, as while the broker was down
@@ -28,15 +29,26 @@ class Chart(NamedTuple):
     top: Value
 
 
+class Spot(NamedTuple):
+    """A part of a chart: where it is, the time at its end, and its largest value."""
+
+    x: float
+    width: float
+    at: int
+    value: float
+
+
 class NamedChart(NamedTuple):
-    """A chart with its title, of the last `duration_us`; `unit` says how its values are
-    shown.
+    """A chart with its title, from the time `begin` to `end`; `unit` says how its
+    values are shown.
     """
 
     title: str
     unit: str
     chart: Chart
-    duration_us: int
+    begin: int
+    end: int
+    spots: tuple[Spot, ...] = ()
 
 
 def chart(values: Sequence[Value]) -> Chart:
@@ -70,6 +82,20 @@ def _thinned(values: Sequence[Value]) -> Iterator[Value]:
         yield max(known) if known else None
 
 
+def spots(values: Sequence[Value], begin: int, step: int) -> Iterator[Spot]:
+    """Yield parts of a chart whose values are known; the first value is of `begin`, and
+    each further one `step` microseconds later.
+    """
+    size = -(-len(values) // SPOTS) or 1
+    scale = WIDTH / max(1, len(values))
+    for first in range(0, len(values), size):
+        part = values[first : first + size]
+        known = [value for value in part if value is not None]
+        if known:
+            at = begin + (first + len(part) - 1) * step
+            yield Spot(round(first * scale, 1), round(len(part) * scale, 1), at, max(known))
+
+
 def _runs(values: Sequence[Value]) -> Iterator[tuple[int, list[float]]]:
     """Yield runs of known values, each with the place of its first one."""
     run: list[float] = []
@@ -90,8 +116,10 @@ async def charts(
     found: list[NamedChart] = []
     for name, title, unit in wanted:
         values = since_known(reply["series"].get(name, ()))
-        duration_us = len(values) * reply["step_s"] * SECOND
-        found.append(NamedChart(title, unit, chart(values), duration_us))
+        step, end = reply["step_s"] * SECOND, reply["end"]
+        begin = end - max(0, len(values) - 1) * step
+        told = tuple(spots(values, begin, step))
+        found.append(NamedChart(title, unit, chart(values), begin, end, told))
     return found
 
 

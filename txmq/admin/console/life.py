@@ -7,12 +7,21 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from txmq.admin.console.page import PageRequest, Refused
 from txmq.client.protocol.life_events import events_of
-from txmq.client.protocol.lives import Trace, delivery_steps, life_steps, trace_steps
+from txmq.client.protocol.lives import (
+    Searched,
+    Told,
+    Trace,
+    delivery_steps,
+    followed_steps,
+    life_steps,
+    search_steps,
+    trace_steps,
+)
 from txmq.errors import TxmqError
 from txmq.model.units import MILLISECOND
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Mapping
 
     from txmq.client.protocol.calls import Calls
     from txmq.client.protocol.life_events import LifeEvent
@@ -38,9 +47,10 @@ class PageTrace(NamedTuple):
 
 
 async def trace_of(
-    request: PageRequest, key: str | None, message: str | None, limit: int, *, thorough: bool
+    request: PageRequest, wanted: Mapping[str, Any], limit: int, *, thorough: bool
 ) -> PageTrace:
-    """Return the life of a key, or of a message. Raises Refused.
+    """Return the lives of the messages that meet criteria of `message.search`, and of
+    what follows from them. Raises Refused.
 
     Without `thorough` it takes a bounded time, however large the log is.
     """
@@ -51,44 +61,29 @@ async def trace_of(
             raise Refused("Throttled", reason, "try again, or use: txmq trace", 429)
         _thorough.add(request)
         try:
-            trace = await _run(request, lambda call: trace_steps(call, key, message, limit))
+            trace = await _run(request, lambda call: trace_steps(call, wanted, limit))
         finally:
             _thorough.discard(request)
         return PageTrace(trace, "", _is_cut(trace.messages))
-    found, more, reached = await _search(request, key, message, limit)
-    for one in found:
+    found = await _run(request, lambda call: _bounded(call, request, wanted, limit))
+    for one in found.messages:
         await _run(request, partial(life_steps, message=one))
-    await _add_deliveries(request, found)
-    return PageTrace(Trace(found, events_of(found), more), reached, _is_cut(found))
+    await _add_deliveries(request, found.messages)
+    stopped = found.next is not None and len(found.messages) < limit
+    trace = Trace(found.messages, events_of(found.messages), found.more and not stopped)
+    return PageTrace(trace, (found.at or "") if stopped else "", _is_cut(found.messages))
 
 
-async def _search(
-    request: PageRequest, key: str | None, message: str | None, limit: int
-) -> tuple[list[dict[str, Any]], bool, str]:
-    """Return the messages, whether there are more than the limit, and the topic where
-    the search has stopped because its time was over.
-    """
-    found: list[dict[str, Any]] = []
-    after: list[int] | None = None
-    began = request.now
-    while True:
-        left_ms = SEARCH_MS - (request.now - began) // MILLISECOND
-        page = await request.ask(
-            "message.search",
-            key=key,
-            id=message,
-            after=after,
-            limit=limit - len(found),
-            within_ms=max(1, left_ms),
-        )
-        found += page["messages"]
-        after = page["next"]
-        if after is None or (message is not None and found):
-            return found[:limit], len(found) > limit, ""
-        if len(found) >= limit:
-            return found[:limit], True, ""
-        if request.now - began >= SEARCH_MS * MILLISECOND:
-            return found, False, page["at"]
+async def _bounded(
+    call: Calls, request: PageRequest, wanted: Mapping[str, Any], limit: int
+) -> Searched:
+    """Search, and follow what was found, each for a bounded time."""
+
+    def in_time(began: int) -> Told:
+        return lambda _searched: request.now - began < SEARCH_MS * MILLISECOND
+
+    found = await search_steps(call, wanted, limit, told=in_time(request.now), within_ms=SEARCH_MS)
+    return await followed_steps(call, found, limit, told=in_time(request.now), within_ms=SEARCH_MS)
 
 
 def _is_cut(messages: list[dict[str, Any]]) -> bool:

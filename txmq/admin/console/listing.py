@@ -1,8 +1,12 @@
-"""Pages of lists by name, searched for names that have a text in them."""
+"""What pages of lists search for: names that have a text in them, and contents."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+from txmq.admin.console.page import Refused
+from txmq.errors import LocalProtocolError
+from txmq.model.content import body_criterion, parse_header
 
 if TYPE_CHECKING:
     from txmq.admin.console.page import PageRequest
@@ -19,6 +23,19 @@ class Rows(NamedTuple):
     rows: list[dict[str, Any]]
     following: str | None
     looked: int
+
+
+def content_criteria(request: PageRequest) -> dict[str, Any]:
+    """Return the criteria `body` and `header` of messages that a form has. Raises
+    Refused.
+    """
+    body, header = (request.text(name) or None for name in ("body", "header"))
+    try:
+        if body is not None:
+            body_criterion(body)
+        return {"body": body, "header": None if header is None else parse_header(header)}
+    except LocalProtocolError as error:
+        raise Refused("BadRequest", error.message, error.hint, 400) from None
 
 
 async def by_name(request: PageRequest, call: str, field: str, name: str, **args: object) -> Rows:

@@ -98,6 +98,13 @@ def duration_ms(value: float) -> str:
     return duration_us(value * 1_000)
 
 
+def clock(value: int) -> Markup:
+    """Return a time of the day as an element, for an axis."""
+    text = instant(value)
+    named = Markup('<time datetime="{}" title="{}">{}</time>')
+    return named.format(text.replace(" UTC", "Z"), text, text[11:16])
+
+
 def moment(value: int | None) -> Markup:
     """Return a time as an element; nothing for 0 and None."""
     if not value:
@@ -137,6 +144,7 @@ class Templates:
                 duration_ms,
                 instant,
                 moment,
+                clock,
                 gist,
                 label,
                 in_words,

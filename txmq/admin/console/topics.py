@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from txmq.admin.addresses import is_whole_number
 from txmq.admin.console.bodies import CONTENT_TYPE, decode, decode_message
-from txmq.admin.console.listing import by_name
+from txmq.admin.console.listing import by_name, content_criteria
 from txmq.admin.console.page import Page, PageRequest, Refused, View
 from txmq.admin.console.words import in_words
 from txmq.model.units import MILLISECOND
@@ -60,13 +60,14 @@ async def topic(request: PageRequest) -> View:
 
 
 async def messages(request: PageRequest) -> View:
-    """Browse messages of a topic, by place, time, key and tag."""
+    """Browse messages of a topic, by place, time, key, tag, body and header."""
     [name] = request.names
     shown = await request.ask("topic.show", name=name)
     may_read = request.may("message.find", topic=name, bodies=True)
     criteria: dict[str, Any] = {
         "topic": name,
         "key": request.text("key") or None,
+        **content_criteria(request),
         "partition": request.number("partition"),
         "offset": request.number("offset", 0),
         "start": request.time("start"),

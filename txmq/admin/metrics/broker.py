@@ -1,4 +1,4 @@
-"""Metrics of the broker itself: its log, its disk, its certificates, and its replay plans.
+"""Metrics of the broker itself: its log, disk, certificates and replay plans.
 
 A node of a cluster that follows has those of its log and its disk.
 """

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import structlog
 
 from txmq.broker.access.meter import Meter
-from txmq.broker.access.needs import BODIES, CALLS, FRAMES_OF, NOT_JUDGED, REQUESTS
+from txmq.broker.access.needs import BODIES, CALLS, FRAMES_OF, NOT_JUDGED, REQUESTS, judging
 from txmq.broker.reactor.bounded_log import BoundedLog
 from txmq.broker.reactor.connection_limits import network_of
 from txmq.core.audit import Audited, AuditEntry
@@ -126,6 +126,8 @@ class Rights:
                 self.require(needs)
             elif not all(map(self.allows, needs)):
                 changes["bodies"] = False
+        if args.judges_bodies:
+            self.require(judging(name)(state, args))
         return args.model_copy(update=changes) if changes else args
 
 

@@ -373,3 +373,9 @@ BODIES: dict[str, CallNeeds] = {
     "message.search": _always(Need("read", "topic", "")),
     "message.find": lambda _state, args: (topic("read", args.topic),),
 }
+JUDGES: dict[str, CallNeeds] = {**BODIES, "dlq.save": _always(Need("read", "group", ANY))}
+
+
+def judging(name: str) -> CallNeeds:
+    """Return what a call needs besides, where its outcome tells of bodies."""
+    return JUDGES.get(name, _of_group("read"))

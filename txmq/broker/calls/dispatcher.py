@@ -11,7 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from txmq.broker.access.guard import OWN_USER
-from txmq.broker.access.needs import BODIES, CALLS
+from txmq.broker.access.needs import BODIES, CALLS, judging
 from txmq.core.events.outcome import Rejected
 from txmq.errors import CorruptRecord, MessagesDamaged
 from txmq.wire.calls import registry as wire
@@ -116,6 +116,8 @@ class CallDispatcher:
         needs = list(CALLS[name](self._state(), checked))
         if "bodies" in args:
             needs += BODIES[name](self._state(), checked)
+        if checked.judges_bodies:
+            needs += judging(name)(self._state(), checked)
         return rights.missing(needs)
 
     def lacks(self, name: str, args: dict[str, object], rights: Rights) -> Need | None:

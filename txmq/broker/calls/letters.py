@@ -9,7 +9,7 @@ read: no reply is late because few letters fit.
 from __future__ import annotations
 
 import json
-from base64 import b64encode
+from base64 import b64decode, b64encode
 from collections import Counter
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -37,6 +37,7 @@ from txmq.core.consumers.letter_trials import TryLetter, outcome_of
 from txmq.core.events.outcome import Rejected
 from txmq.core.state.letter_cells import LetterState
 from txmq.errors import BadRequest, CorruptRecord, UnknownTopic
+from txmq.model.content import content_of
 from txmq.model.keys import key_hash
 from txmq.wire.calls.audit import AuditList
 from txmq.wire.calls.letters import Cursor, SelectionArgs, parse_cursor
@@ -84,7 +85,8 @@ class SelectedLetters:
         self._calls, self.group, self.args = calls, group, args
         start = None if cursor is None else ScanPosition(*parse_cursor(cursor))
         self.scan = LetterScan(calls.state, group, core_selection(args), start, calls.now())
-        self._judges_messages = args.key is not None or args.header is not None
+        self._content = content_of(args.body, args.header)
+        self._judges_messages = args.key is not None or self._content is not None
         self._read = self._messages = 0  # bytes, and their number
 
     def shown(self, *, bodies: bool) -> Iterator[dict[str, Any]]:
@@ -96,6 +98,8 @@ class SelectedLetters:
         for found in self._step():
             fields = self._fields(found, bodies=bodies)
             if self._may_have(fields):
+                if not bodies:
+                    fields.pop("body", None)
                 yield fields
 
     def places(self) -> Iterator[tuple[FoundLetter, str]]:
@@ -131,7 +135,7 @@ class SelectedLetters:
         view = letter_views.view_of(self._calls.state, self.group, *found)
         self._read += view.length
         self._messages += 1
-        return self._calls.fields_of(view, bodies=bodies)
+        return self._calls.fields_of(view, bodies=bodies or self.args.body is not None)
 
     def _may_have(self, fields: dict[str, Any]) -> bool:
         return not self._judges_messages or "damaged" in fields or self._has(fields)
@@ -140,11 +144,9 @@ class SelectedLetters:
         args = self.args
         if args.key is not None and fields["key"] != args.key:
             return False
-        if args.header is None:
+        if self._content is None:
             return True
-        name, value = args.header
-        headers = fields["headers"]
-        return name in headers and value in (None, headers[name])
+        return self._content.is_in(fields["headers"], lambda: b64decode(fields["body"]))
 
     @property
     def exhausted(self) -> bool:

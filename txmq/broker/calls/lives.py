@@ -10,8 +10,9 @@ from txmq.batch import BatchView
 from txmq.broker.calls import transaction_views
 from txmq.broker.calls.dispatcher import CallContext, Handler
 from txmq.broker.search.deliveries import DeliverySearch
-from txmq.broker.search.everywhere import SearchEverywhere, Wanted
+from txmq.broker.search.everywhere import SearchEverywhere
 from txmq.broker.search.message_view import describe_message, read_view
+from txmq.broker.search.search import SearchQuery
 from txmq.core.consumers import message_lives
 from txmq.core.events.outcome import Rejected
 from txmq.core.state import failed_messages
@@ -41,12 +42,17 @@ class MessageLifeCalls:
         }
 
     def search(self, call: CallContext, args: wire.MessageSearch) -> None:
-        if (args.key is None) == (args.id is None):
-            hint = "send either a key or an id"
-            call.answer(Rejected(BadRequest, "a search for neither or both", hint))
+        by_content = args.key is not None or args.content is not None
+        if by_content == (args.id is not None):
+            hint = "send either an id alone, or a key, a body, a header or correlations"
+            call.answer(Rejected(BadRequest, "a search for nothing, or for an id and more", hint))
             return
-        wanted = Wanted(args.key, args.id, args.limit, args.bodies, args.within_ms)
-        search = SearchEverywhere(self._engine, self._catalogues, wanted, args.after)
+        wanted = SearchQuery(
+            args.key, args.id, args.start, args.end, args.limit, args.bodies, args.content
+        )
+        search = SearchEverywhere(
+            self._engine, self._catalogues, wanted, args.after, args.within_ms
+        )
         self._turns.run(call.reader, search.reply(), call.answer)
 
     def life(self, call: CallContext, args: wire.MessageLife) -> None:

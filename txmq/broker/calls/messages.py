@@ -64,7 +64,9 @@ class MessageCalls:
             call.answer(refused)
             return
         last = len(topic.end_offsets) if args.partition is None else args.partition + 1
-        wanted = SearchQuery(args.key, args.id, args.start, args.end, args.limit, args.bodies)
+        wanted = SearchQuery(
+            args.key, args.id, args.start, args.end, args.limit, args.bodies, args.content
+        )
         steps = self._find(topic, wanted, range(partition, last), offset)
         self._turns.run(call.reader, steps, call.answer)
 
@@ -74,7 +76,7 @@ class MessageCalls:
         """Return a page, in steps: without a catalogue it scans megabytes."""
         found: list[dict[str, Any]] = []
         place: tuple[int, int] | None = (partitions.start, offset)
-        batches, size = search.PAGE_BATCHES, search.PAGE_READ_BYTES
+        batches, size, read = search.PAGE_BATCHES, search.PAGE_READ_BYTES, 0
         while place is not None and batches > 0 and size > 0 and len(found) < wanted.limit:
             if topic.deleted:
                 return topics.unknown_topic(topic.name)
@@ -93,10 +95,11 @@ class MessageCalls:
                     return damaged(error)
                 break  # the next page begins with the damage, and reports it
             found += page.messages
+            read += page.read
             place, batches, size = page.following, batches - page.batches, size - page.size
             yield
         fitting = fit_page(SearchPage(found, place))
-        return {"messages": fitting.messages, "next": fitting.following}
+        return {"messages": fitting.messages, "next": fitting.following, "read": read}
 
     def skip(self, call: CallContext, args: wire.ProducerSkip) -> None:
         producer = bytes.fromhex(args.producer)

@@ -111,6 +111,7 @@ class Engine:
         self._pending: deque[_PendingReply] = deque()  # on a sync
         self._pending_write: list[_PendingReply] = []  # early replies: on a write alone
         self._in_write: list[_PendingReply] = []  # early replies of the write under way
+        self._relied_on = 0  # end of the records that are not lazy
         self._flush_planned = self._writing = False
         self._waiting_since = 0.0  # by the clock: the oldest pending reply
         self._sync_at = NEVER  # by the clock
@@ -198,6 +199,9 @@ class Engine:
                     )
                 )
                 return
+        if outcome.lazy:
+            deliver(outcome.reply)
+            return
         if outcome.early:
             deliver(outcome.reply)
         elif early is not None and self.replicate is None:
@@ -214,10 +218,10 @@ class Engine:
         """Deliver an answer that was read from the state, once everything decided so
         far is durable: a refusal or a repeated receipt may rest on unwritten records.
         """
-        if self.store.end == self.store.durable:
+        if self._relied_on <= self.store.durable:
             deliver(reply)
             return
-        self._pending.append(_PendingReply(self.store.end, deliver, reply, self.requester))
+        self._pending.append(_PendingReply(self._relied_on, deliver, reply, self.requester))
         self._plan_flush()
 
     def decide(self, command: object, now: int) -> Outcome | Rejected:
@@ -328,6 +332,7 @@ class Engine:
                 events = batched.events_in(event, context)
                 for (one, its_context), listener in product(events, listeners):
                     self._call(listener, one, its_context)
+        self._relied_on = self._relied_on if outcome.lazy else end
         if self.state.topics_with_new_entries:
             self._new_entries.append((end, self.state.topics_with_new_entries.copy()))
             self.state.topics_with_new_entries.clear()
@@ -501,7 +506,9 @@ class Engine:
         """
         if self.store.end > self.store.durable:
             # a reply that waits for the disk lets no asynchronous flush wait
-            self.answer_when_durable(lambda _: None, None)
+            waits = _PendingReply(self.store.end, lambda _: None, None, self.requester)
+            self._pending.append(waits)
+            self._plan_flush()
         return self.store.end == self.store.durable
 
     def flush_now(self) -> None:

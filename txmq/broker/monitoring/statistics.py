@@ -12,11 +12,13 @@ from heapq import nlargest
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
-from txmq.broker.monitoring.series import SAMPLE_S, STEPS_S, SeriesStore, Span
+from txmq.broker.monitoring.series import STEPS_S, SeriesStore, Span
 from txmq.core.consumers import group_views, progress
+from txmq.core.series import NoteSeries, number_at, stored
 from txmq.core.state.state import Topic
 from txmq.core.transactions.indexes import ListKind
 from txmq.model.own_topics import is_own
+from txmq.model.units import SECOND
 from txmq.store.log.latency import BOUNDS_US
 
 if TYPE_CHECKING:
@@ -72,12 +74,25 @@ class Statistics:
         self._groups: dict[int, Rate] = {}
         self._log = Rate(clock.seconds(), (engine.store.end, engine.store.latencies.count))
         self._unprocessed: dict[int, int] = {}  # by group, at its last sample
-        self._store = SeriesStore()
-        self._next_series = clock.seconds() + SAMPLE_S
+        self._store, self._sampled = SeriesStore(), 0
         self._counted: tuple[float, dict[str, int]] = (0.0, {})
         self._flushed = (0, 0)  # number and microseconds, at the last sample of the series
         self._unsampled: list[Topic | ConsumerGroup] = []
         self._next = clock.seconds()
+
+    def start(self) -> None:
+        """Go on with the series that the log has."""
+        self._store = SeriesStore(stored=stored(self._engine.state))
+        self._sampled = number_at(self._engine.now())
+
+    def stop(self) -> None:
+        """Keep the step that is not over."""
+        if self._engine.failed is None:
+            self._keep(self._store.unfinished())
+
+    def _keep(self, step: NoteSeries | None) -> None:
+        if step is not None:
+            self._engine.submit(step, lambda _reply: None)
 
     def tick(self) -> None:
         """Timer: sample some more topics and groups."""
@@ -85,11 +100,16 @@ class Statistics:
         if not self._unsampled and now >= self._next:
             self._next = now + PERIOD_S
             self._begin(now)
-        if now >= self._next_series:
-            self._next_series = max(self._next_series + SAMPLE_S, now)
-            self._store.sample(self._numbers())
+        if (number := number_at(self._engine.now())) != self._sampled:
+            self._sample_series(number)
         for _ in range(min(len(self._unsampled), SAMPLES_PER_TICK)):
             self._sample(self._unsampled.pop())
+
+    def _sample_series(self, number: int) -> None:
+        if number < self._store.last:  # the clock was set back: what is there has no time
+            self._store = SeriesStore()
+        self._sampled = number
+        self._keep(self._store.sample(number, self._numbers()))
 
     def _begin(self, now: float) -> None:
         state, store = self._engine.state, self._engine.store
@@ -180,7 +200,7 @@ class Statistics:
         """Return the points of series by name, and the names of all."""
         return {
             "step_s": STEPS_S[span],
-            "end": self._engine.now(),
+            "end": self._store.end_s(span) * SECOND,
             "names": self._store.names(),
             "series": {name: self._store.points(name, span) for name in names},
         }

@@ -1,5 +1,5 @@
-"""Batches that may hold a key or an id: those that catalogues name, and those that no
-catalogue covers.
+"""Batches that may hold a key, an id or a correlation: those that catalogues name, and
+those that no catalogue covers.
 """
 
 from __future__ import annotations
@@ -10,11 +10,17 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from txmq.broker.engine.log_reader import PublishedBatch, published_batches
 from txmq.broker.search.catalogue_build import gaps
-from txmq.store.catalogue.catalogue import encode_place, hash_of_key, hashes_of_id, place_offset
+from txmq.store.catalogue.catalogue import (
+    encode_place,
+    hash_of_correlation,
+    hash_of_key,
+    hashes_of_id,
+    place_offset,
+)
 from txmq.store.tables import ENTRY_KEY, BatchEntry
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Sequence
 
     from txmq.core.state.state import State
     from txmq.store.catalogue.catalogue import Catalogue
@@ -41,12 +47,13 @@ class CandidateBatches:
         catalogues: Sequence[Catalogue],
         key: str | None,
         message: MessageId | None,
+        correlations: Collection[str] = (),
     ) -> None:
-        """Search for the key, or else for the id. Without both, or without catalogues,
-        every batch is a candidate.
+        """Search for the key, or else for the id, or for correlations. Without these,
+        or without catalogues, every batch is a candidate.
         """
         self._where = where
-        named = catalogues if key is not None or message is not None else ()
+        named = catalogues if key is not None or message is not None or correlations else ()
         self._covered: dict[int, list[tuple[int, int]]] = {}
         for catalogue in named:
             for _topic_id, partition, first, end in catalogue.ranges(where.topic_id):
@@ -56,7 +63,9 @@ class CandidateBatches:
         self._cursors = [
             _Cursor(catalogue, hashed)
             for catalogue in named
-            for hashed in _hashes(where.topic_id, key, message, catalogue.header.levels)
+            for hashed in _hashes(
+                where.topic_id, key, message, correlations, catalogue.header.levels
+            )
         ]
 
     def within(self, partition: int, first: int) -> Iterator[PublishedBatch]:
@@ -121,8 +130,14 @@ class _Cursor:
 
 
 def _hashes(
-    topic_id: int, key: str | None, found: MessageId | None, levels: int
+    topic_id: int,
+    key: str | None,
+    found: MessageId | None,
+    correlations: Collection[str],
+    levels: int,
 ) -> Iterable[bytes]:
     if key is not None:
         return (hash_of_key(topic_id, key.encode()),)
-    return () if found is None else hashes_of_id(topic_id, *found, levels)
+    if found is not None:
+        return hashes_of_id(topic_id, *found, levels)
+    return [hash_of_correlation(topic_id, text) for text in correlations]

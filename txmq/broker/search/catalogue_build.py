@@ -19,11 +19,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from google_crc32c import value as crc32c
 
 from txmq.batch import locate, read_header
+from txmq.batch.cells import headers_of
 from txmq.batch.decode import cells_of
-from txmq.batch.header import KEY, PREFIX
+from txmq.batch.header import HEADERS, KEY, PREFIX
 from txmq.core.persistence import TOPIC_KEY, topic_from_row
 from txmq.core.state.state import VisibilityBarrier
 from txmq.errors import StoreError
+from txmq.model.causation import CORRELATION
 from txmq.model.topic_partition import TopicPartition
 from txmq.store import tables as t
 from txmq.store.catalogue.catalogue import (
@@ -34,6 +36,7 @@ from txmq.store.catalogue.catalogue import (
     covering_blocks,
     discard,
     encode_place,
+    hash_of_correlation,
     hash_of_id,
     hash_of_key,
     open_catalogues,
@@ -50,6 +53,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
     from uuid import UUID
 
+    from txmq.batch.header import BatchHeader
     from txmq.store.filesystem import FileSystem
     from txmq.store.tables import Tables
 
@@ -200,6 +204,9 @@ class _CatalogueRows:
         if column is not None:
             cells = set(cells_of(data, column, header.count)) - {b""}
             self.rows += [hash_of_key(topic_id, cell) + at for cell in cells]
+        if header.columns & HEADERS:
+            found = _correlations(data, header)
+            self.rows += [hash_of_correlation(topic_id, text) + at for text in found]
         for level, block in covering_blocks(header.sequence, header.count):
             self.rows.append(hash_of_id(topic_id, header.producer_id, level, block) + at)
             self._levels |= 1 << level
@@ -211,6 +218,13 @@ class _CatalogueRows:
             self.ranges[-1] = last._replace(end=found.end)
         else:
             self.ranges.append(found)
+
+
+def _correlations(data: bytes, header: BatchHeader) -> set[str]:
+    column = locate(data, header).headers
+    cells = set(cells_of(data, column, header.count)) if column is not None else set[bytes]()
+    named = [headers_of(cell) for cell in cells if CORRELATION.encode() in cell]
+    return {headers[CORRELATION] for headers in named if CORRELATION in headers}
 
 
 @contextmanager

@@ -1,21 +1,23 @@
-"""Search for the messages of a key or an id in all topics, in bounded steps.
+"""Search for messages in all topics, in bounded steps: by id, key, time and content.
 
 A reply goes through a bounded number of topics and batches, and says where the next one
-goes on. Besides published messages, it finds those of undecided transactions that hold
-the key, delayed ones, and failed ones whose batches retention has removed.
+goes on, and how many messages it has read. Besides published messages, it finds those
+of undecided transactions, delayed ones, and failed ones whose batches retention has
+removed.
 """
 
 from __future__ import annotations
 
 from itertools import islice
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from txmq.broker.search.message_view import describe_message, read_view, weight_of
-from txmq.broker.search.search import SearchQuery, find_by_id
+from txmq.broker.search.search import SearchQuery, find_by_id, has_content
 from txmq.core.state import failed_messages, letter_index
 from txmq.core.state.letter_cells import LetterState
 from txmq.core.state.letter_index import PLACE, PREFIX, Dimension
 from txmq.core.topics import delayed, key_order, topics
+from txmq.core.transactions.indexes import undecided_tokens
 from txmq.core.transactions.model import every_batch, get
 from txmq.errors import CorruptRecord
 from txmq.model.keys import key_hash
@@ -28,7 +30,6 @@ if TYPE_CHECKING:
 
     from txmq.batch import BatchView
     from txmq.broker.engine.engine import Engine
-    from txmq.broker.search.candidate_batches import MessageId
     from txmq.broker.search.catalogue_service import CatalogueService
     from txmq.core.state.failed_rows import FailedMessage
     from txmq.core.state.state import State, Topic
@@ -40,38 +41,35 @@ STEP_BATCHES, STEP_BYTES = 64, 64 << 10  # scanned without a catalogue
 STEPS = 1_024  # of one reply
 REPLY_BYTES = 1 << 20
 MAX_DELAYED = 10_000  # rows of delayed messages that are looked through for a key
-MAX_HOLDERS = 100  # undecided transactions of one key in one partition
-MAX_LETTERS = 1_000  # of one key, in all groups
+MAX_HOLDERS = 100  # undecided transactions, of one key in one partition where there is one
+MAX_LETTERS = 1_000  # of which only their rows are left
+STEP_READS = 8  # messages that a step reads one by one
 BATCHES_OF_TRANSACTION = 1_000
 
 Place = tuple[int, int, int]  # topic id, partition, offset
 FIRST: Place = (0, 0, 0)
 
 
-class Wanted(NamedTuple):
-    """The messages looked for: of a key, or the one with an id."""
-
-    key: str | None
-    message: MessageId | None
-    limit: int
-    bodies: bool
-    within_ms: int | None = None  # time of the reply; None = no limit
-
-
 class SearchEverywhere:
     """One reply. All methods belong to the reactor's thread."""
 
     def __init__(
-        self, engine: Engine, catalogues: CatalogueService, wanted: Wanted, start: Place | None
+        self,
+        engine: Engine,
+        catalogues: CatalogueService,
+        wanted: SearchQuery,
+        start: Place | None,
+        within_ms: int | None = None,
     ) -> None:
+        """A reply takes `within_ms` at most, None = as long as it needs."""
         self._engine, self._catalogues, self._wanted = engine, catalogues, wanted
         self._start = start
         self._found: list[dict[str, Any]] = []
         self._damaged: list[tuple[str, int, int]] = []
         self._size = 0
         self._steps = STEPS
-        within = wanted.within_ms
-        self._until = None if within is None else engine.now() + within * MILLISECOND
+        self._read = 0  # messages
+        self._until = None if within_ms is None else engine.now() + within_ms * MILLISECOND
         self._hash = None if wanted.key is None else key_hash(wanted.key)
 
     @property
@@ -92,6 +90,7 @@ class SearchEverywhere:
             "next": None if following is None else list(following),
             "at": None if following is None else ids[following[0]].name,
             "topics": len(self._state.topics),
+            "read": self._read,
         }
 
     def _add(self, message: dict[str, Any]) -> None:
@@ -136,18 +135,22 @@ class SearchEverywhere:
 
     def _step(self, topic: Topic, partition: int, offset: int) -> tuple[int, int]:
         """Search some partitions; return where the next step goes on."""
-        wanted = self._wanted
         last = min(partition + PARTITIONS_PER_STEP, len(topic.end_offsets))
         if self._hash is not None and not offset:
             for number in range(partition, last):
                 self._held(TopicPartition(topic.topic_id, number), self._hash)
-        query = SearchQuery(wanted.key, wanted.message, limit=wanted.limit, bodies=wanted.bodies)
         try:
             page = self._catalogues.search(
-                topic, query, range(partition, last), offset, batches=STEP_BATCHES, size=STEP_BYTES
+                topic,
+                self._wanted,
+                range(partition, last),
+                offset,
+                batches=STEP_BATCHES,
+                size=STEP_BYTES,
             )
         except CorruptRecord as error:
             return self._behind_damage(topic, error, partition, last, offset)
+        self._read += page.read
         for message in page.messages:
             self._add({"state": "published"} | message)
         if page.following is not None:
@@ -187,9 +190,8 @@ class SearchEverywhere:
 
     def _in_batch(self, position: int, length: int, fields: dict[str, Any]) -> None:
         view = self._view(position, length)
-        for row, key in enumerate(view.keys if view is not None else ()):
-            if view is not None and key == self._wanted.key:
-                self._add(fields | describe_message(view, row, bodies=self._wanted.bodies))
+        for row in range(0 if view is None else len(view)):
+            self._add_row(view, row, fields)
 
     def _view(self, position: int, length: int) -> BatchView | None:
         """Return a batch that is durable and undamaged."""
@@ -201,42 +203,62 @@ class SearchEverywhere:
             return None
 
     def _unpublished(self) -> Steps[None]:
-        """Find delayed messages, and failed ones of which only their rows are left."""
-        if self._hash is None:
+        """Find messages of undecided transactions where no key tells their partitions,
+        delayed messages, and failed ones of which only their rows are left.
+        """
+        if self._wanted.message is not None:
             return
+        if self._hash is None:
+            yield from self._undecided()
+        step = STEP_BATCHES if self._hash is not None else STEP_READS
         start = position = 0
-        for _number in range(0, MAX_DELAYED, STEP_BATCHES):
+        for _number in range(0, MAX_DELAYED, step):
             # anew in each step: the table changes between them
             found = delayed.scan(self._state, start, position=position)
-            some = list(islice(found, STEP_BATCHES))
+            some = list(islice(found, step))
             for waiting in some:
                 self._delayed(waiting)
-            if len(some) < STEP_BATCHES:
+            if len(some) < step:
                 break
             start, position = some[-1].due, some[-1].position + 1
             yield
-        for ref, failed in islice(self._letters(self._hash), MAX_LETTERS):
+        for ref, failed in islice(self._letters(), MAX_LETTERS):
             fields = self._name(TopicPartition(*ref[:2])) | {
                 "state": "removed by retention",
                 "offset": ref[2],
                 "stored_at": failed.stored_at,
             }
-            self._add_row(failed, fields)
+            self._add_row(self._view(failed.position, failed.length), failed.row, fields)
             yield
+
+    def _undecided(self) -> Steps[None]:
+        for token in list(islice(undecided_tokens(self._state), MAX_HOLDERS)):
+            row = get(self._state, token)
+            batches = () if row is None else every_batch(self._state, token, row)
+            for batch, base in list(islice(batches, BATCHES_OF_TRANSACTION)):
+                if row is not None and base is None:
+                    fields = {"state": row.state.name.lower(), "token": token.hex()}
+                    tp = TopicPartition(batch.topic_id, batch.partition)
+                    self._in_batch(batch.position, batch.length, fields | self._name(tp))
+                    yield
 
     def _delayed(self, waiting: ScheduledMessage) -> None:
         shape = waiting.message
-        if shape.key_hash == self._hash:
+        if self._hash in (None, shape.key_hash):
             place = self._name(TopicPartition(shape.topic_id, shape.partition))
             fields = {"state": "delayed", "due_at": waiting.due}
             self._in_batch(waiting.log_position, shape.length, fields | place)
 
-    def _letters(self, hashed: int) -> Iterator[tuple[Place, FailedMessage]]:
-        """Yield the letters of the key whose batches are in no topic any more."""
+    def _letters(self) -> Iterator[tuple[Place, FailedMessage]]:
+        """Yield the letters, of the key if there is one, whose batches are in no topic
+        any more.
+        """
+        hashed = self._hash
+        where = (Dimension.ALL, 0) if hashed is None else (Dimension.KEY, hashed + t.SIGN)
         seen: set[Place] = set()
         for group in list(self._state.groups.by_name.values()):
             for state in (LetterState.OPEN, LetterState.ABANDONED):
-                prefix = letter_index.prefix(group.group_id, state, Dimension.KEY, hashed + t.SIGN)
+                prefix = letter_index.prefix(group.group_id, state, *where)
                 rows = self._state.tables[t.LETTER_INDEX].range(
                     prefix, prefix + b"\xff" * (PLACE.size + 1)
                 )
@@ -250,10 +272,16 @@ class SearchEverywhere:
                     seen.add(ref)
                     yield ref, row
 
-    def _add_row(self, failed: FailedMessage, fields: dict[str, Any]) -> None:
-        view = self._view(failed.position, failed.length)
-        if view is not None and view.keys[failed.row] == self._wanted.key:
-            self._add(fields | describe_message(view, failed.row, bodies=self._wanted.bodies))
+    def _add_row(self, view: BatchView | None, row: int, fields: dict[str, Any]) -> None:
+        """Add a message that is in no topic, if it is wanted."""
+        if view is None:
+            return
+        self._read += 1
+        wanted = self._wanted
+        if wanted.key in (None, view.keys[row]) and (
+            wanted.content is None or has_content(view, row, wanted.content)
+        ):
+            self._add(fields | describe_message(view, row, bodies=wanted.bodies))
 
 
 def _is_retained(topic: Topic, ref: Place) -> bool:

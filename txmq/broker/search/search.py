@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from txmq.core.state.state import State, Topic
     from txmq.core.topics.key_order import UnplacedBatch
     from txmq.core.transactions.model import Transaction
+    from txmq.model.content import Content
     from txmq.store.catalogue.catalogue import Catalogue
     from txmq.store.log.log import Log
 
@@ -46,17 +47,19 @@ class SearchQuery(NamedTuple):
     end: int | None = None
     limit: int = 100
     bodies: bool = False
+    content: Content | None = None
 
 
 class SearchPage(NamedTuple):
     """Messages, and the (partition, offset) at which the next page begins; None = the
-    end. So many batches were scanned, of so many bytes.
+    end. So many batches were scanned, of so many bytes and `read` messages.
     """
 
     messages: list[dict[str, Any]]
     following: tuple[int, int] | None
     batches: int = 0
     size: int = 0
+    read: int = 0
 
 
 class Search:
@@ -76,9 +79,13 @@ class Search:
         """At most so many batches, of about this size in all, are scanned."""
         self._store, self._state, self._topic, self._query = store, state, topic, query
         where = VisibleTopic(state, topic.topic_id, store.durable)
-        self._candidates = CandidateBatches(where, catalogues, query.key, query.message)
+        correlations = () if query.content is None else query.content.of_correlations
+        self._candidates = CandidateBatches(
+            where, catalogues, query.key, query.message, correlations
+        )
         self._batches, self._bytes, self._most = batches, size, batches
         self._most_bytes = size
+        self._read = 0
         self._messages: list[dict[str, Any]] = []
 
     def page(self, partitions: range, offset: int) -> SearchPage:
@@ -92,7 +99,7 @@ class Search:
 
     def _page(self, following: tuple[int, int] | None) -> SearchPage:
         batches, size = self._most - self._batches, self._most_bytes - self._bytes
-        return SearchPage(self._messages, following, batches, size)
+        return SearchPage(self._messages, following, batches, size, self._read)
 
     def _first(self, partition: int) -> int:
         start = self._query.start
@@ -128,6 +135,7 @@ class Search:
         entry = place.entry
         view = read_view(self._store, entry.position, entry.length)
         self._bytes -= entry.length
+        self._read += entry.count
         return self._matching(view, {"topic": self._topic.name, "partition": partition}, place, at)
 
     def _matching(
@@ -139,9 +147,16 @@ class Search:
         for row in range(at - place.base, entry.count):
             if wanted.key is not None and view.keys[row] != wanted.key:
                 continue
+            if wanted.content is not None and not has_content(view, row, wanted.content):
+                continue
             if wanted.message is None or view.header.sequence + row == wanted.message[1]:
                 fields = where | {"offset": place.base + row, "stored_at": entry.stored_at}
                 yield fields | describe_message(view, row, bodies=wanted.bodies)
+
+
+def has_content(view: BatchView, row: int, content: Content) -> bool:
+    """Return whether a message of a batch has what is looked for."""
+    return content.is_in(view.headers[row], lambda: view.bodies[row])
 
 
 def _holds(view: BatchView, found: MessageId) -> bool:
@@ -223,4 +238,4 @@ def fit_page(page: SearchPage) -> SearchPage:
     if len(fitting) == len(page.messages):
         return page
     left = page.messages[len(fitting)]
-    return SearchPage(fitting, (left["partition"], left["offset"]))
+    return page._replace(messages=fitting, following=(left["partition"], left["offset"]))

@@ -6,8 +6,18 @@ from typing import Annotated, Any
 
 import typer
 
-from txmq.cli.command import PAGE, CommandSession, broker_command
-from txmq.cli.commands.trace import find_by_id
+from txmq.cli.command import CommandSession, broker_command
+from txmq.cli.message_search import (
+    MOST_READ,
+    BodyFilter,
+    HeaderFilter,
+    MostRead,
+    SearchBounds,
+    Within,
+    find_by_id,
+    search_everywhere,
+    search_topic,
+)
 from txmq.cli.options import (
     KeyFilter,
     MessageIdFilter,
@@ -15,7 +25,6 @@ from txmq.cli.options import (
     PartitionFilter,
     StoredBefore,
     StoredFrom,
-    Topic,
 )
 from txmq.cli.output import FAILED
 from txmq.cli.parsers import (
@@ -31,7 +40,7 @@ from txmq.model.printable import escape_unprintable
 app = typer.Typer(
     name="message", no_args_is_help=True, help="Find, show and recall single messages."
 )
-FOUND_COLUMNS = ("message_id", "partition", "offset", "key", "tag", "stored_at", "body")
+FOUND_COLUMNS = ("message_id", "topic", "partition", "offset", "key", "tag", "stored_at", "body")
 COLUMNS = ("message_id", "topic", "partition", "due_at", "size")
 
 IdOrPlace = Annotated[
@@ -62,7 +71,7 @@ def delayed(
 ) -> None:
     """List delayed messages, those that are due next first."""
     session.show(
-        "message.delayed", columns=COLUMNS, topic=topic, after=_parse_page_start(after), limit=limit
+        "message.delayed", columns=COLUMNS, topic=topic, after=_parse_next(after, 2), limit=limit
     )
 
 
@@ -109,48 +118,60 @@ def _find_by_id(session: CommandSession, message: str) -> dict[str, Any] | None:
     return reply
 
 
-@broker_command(app, "find", example="txmq message find orders --key o-17 --from 2h")
+@broker_command(
+    app, "find", example="txmq message find orders --in-body '$.customer.id=17' --from 2h"
+)
 def find(  # noqa: PLR0913  # its options
     session: CommandSession,
-    topic: Topic,
+    topic: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="TOPIC", parser=parse_name, help="Name of the topic; without it, all topics."
+        ),
+    ] = None,
     *,
     key: KeyFilter = None,
     message: MessageIdFilter = None,
+    body: BodyFilter = None,
+    header: HeaderFilter = None,
     start: StoredFrom = None,
     end: StoredBefore = None,
     partition: PartitionFilter = None,
     offset: Annotated[int, typer.Option(min=0, help="First offset, with --partition.")] = 0,
     limit: Annotated[int, typer.Option(min=1, help="Maximum number of messages.")] = 100,
+    most_read: MostRead = MOST_READ,
+    within: Within = "60s",  # type: ignore[assignment]  # typer parses it
+    after: NextPage = None,
 ) -> None:
-    """Find messages of a topic by key, id, time and place, in the order of partitions
-    and offsets.
+    """Find messages by key, id, body, header, time and place, in the order of topics,
+    partitions and offsets. Bodies and headers have no index: all messages of that time
+    are read for them, as far as --most-read and --within allow.
     """
-    query = {
-        "key": key,
-        "id": message,
-        "start": start,
-        "end": end,
-        "partition": partition,
-        "offset": offset,
-    }
-    rows: list[dict[str, Any]] = []
-    next_page: Any = None
-    while len(rows) < limit:
-        size = min(limit - len(rows), PAGE)
-        page = session.client.call(
-            "message.find", topic=topic, **query, after=next_page, limit=size, bodies=True
+    wanted = {"key": key, "id": message, "body": body, "header": header}
+    bounds, at = SearchBounds(most_read, within), _parse_next(after, 3 if topic is None else 2)
+    times = {"start": start, "end": end, "bodies": True}
+    if topic is not None:
+        place = {"partition": partition, "offset": offset}
+        found = search_topic(session, topic, wanted | times | place, limit, bounds, after=at)
+    elif partition is not None or set(wanted.values()) == {None}:
+        raise typer.BadParameter("name a TOPIC, or use --key, --id, --in-body or --header alone")
+    else:
+        found = search_everywhere(session, wanted | times, limit, bounds, after=at)
+    rows = list(map(with_decoded_body, found.messages))
+    shown = {"messages": rows, "more": found.next is not None}
+    session.out.show(shown | {"next": found.next, "read": found.read}, columns=FOUND_COLUMNS)
+    if found.next is not None and len(rows) < limit:
+        on = ",".join(map(str, found.next))
+        session.out.print_note(
+            f"stopped at {found.at}, after {found.read:,} messages: go on with --after {on}, or "
+            "narrow the search by TOPIC, --from and --to"
         )
-        rows += map(with_decoded_body, page["messages"])
-        next_page = page["next"]
-        if next_page is None:
-            break
-    session.out.show({"messages": rows, "more": next_page is not None}, columns=FOUND_COLUMNS)
 
 
-def _parse_page_start(text: str | None) -> tuple[int, int] | None:
+def _parse_next(text: str | None, count: int) -> tuple[int, ...] | None:
     if text is None:
         return None
-    first, _, second = text.strip("[] ").partition(",")
-    if is_number(first) and is_number(second.strip()):
-        return int(first), int(second)
+    numbers = [number.strip() for number in text.strip("[] ").split(",")]
+    if len(numbers) == count and all(map(is_number, numbers)):
+        return tuple(map(int, numbers))
     raise typer.BadParameter(f"invalid page {text!r}: use `next` of the page before")

@@ -1,4 +1,4 @@
-"""`txmq trace`: the life of a key or a message, without the name of a topic."""
+"""`txmq trace`: the life of messages, and of what follows from them, in all topics."""
 
 from __future__ import annotations
 
@@ -10,28 +10,42 @@ import typer
 
 from txmq.cli.command import CommandSession, broker_command
 from txmq.cli.database import open_database
-from txmq.cli.options import MessageIdFilter
+from txmq.cli.message_search import (
+    MOST_READ,
+    BodyFilter,
+    HeaderFilter,
+    MostRead,
+    SearchBounds,
+    Within,
+    search_everywhere,
+)
+from txmq.cli.options import MessageIdFilter, StoredFrom
 from txmq.cli.output import FAILED
-from txmq.cli.status_line import StatusLine
 from txmq.client.protocol.calls import calls_by
-from txmq.client.protocol.life_events import LifeEvent, events_of, name_of
-from txmq.client.protocol.lives import delivery_steps, life_steps, search_steps
+from txmq.client.protocol.life_events import LifeEvent, events_of, name_of, sequence_of
+from txmq.client.protocol.lives import Searched, delivery_steps, followed_steps, life_steps
 from txmq.faces import run
 
 if TYPE_CHECKING:
     from txmq.tx.postgres.session import Connection
 
 app = typer.Typer()
-COLUMNS = ("at", "message", "what", "who", "text")
+COLUMNS = {
+    "sequence": ("at", "message", "key", "state"),
+    "events": ("at", "message", "what", "who", "text"),
+}
 MAX_NAMES = 100  # of messages, in the summary of a page
 
 
 @broker_command(app, "trace", example="txmq trace --key o-17 --html o-17.html")
-def trace(
+def trace(  # noqa: PLR0913  # its options
     session: CommandSession,
     *,
     key: Annotated[str | None, typer.Option(help="Key of the messages.")] = None,
     message: MessageIdFilter = None,
+    body: BodyFilter = None,
+    header: HeaderFilter = None,
+    start: StoredFrom = None,
     dsn: Annotated[
         str | None,
         typer.Option(metavar="DSN", help="Database with the inbox of the consumers."),
@@ -40,61 +54,72 @@ def trace(
         Path | None, typer.Option(metavar="FILE", help="Write one HTML page with a time line.")
     ] = None,
     limit: Annotated[int, typer.Option(min=1, max=10_000, help="Maximum number of messages.")] = 20,
+    most_read: MostRead = MOST_READ,
+    within: Within = "60s",  # type: ignore[assignment]  # typer parses it
 ) -> None:
-    """Show the life of a key or a message in all topics: transaction, decision,
-    deliveries, failures, what operators did, and with --dsn the inbox.
+    """Show the life of messages in all topics: transaction, decision, deliveries,
+    failures, what operators did, and with --dsn the inbox. What handlers sent because
+    of them is among them, and what they were sent because of.
     """
-    if (key is None) == (message is None):
-        raise typer.BadParameter("use either --key or --id")
-    found, more = find_everywhere(session, key=key, message=message, limit=limit)
-    for one in found:
-        run(life_steps(calls_by(session.client.call), one))
-    run(delivery_steps(calls_by(session.client.call), found))
+    wanted = {"key": key, "id": message, "body": body, "header": header}
+    named = {name: value for name, value in wanted.items() if value is not None}
+    if not named or (message is not None and len(named) > 1):
+        raise typer.BadParameter("use either --id, or --key, --in-body and --header")
+    bounds = SearchBounds(most_read, within)
+    searched = _search(session, wanted | {"start": start}, limit, bounds)
+    found = searched.messages
     if dsn is not None:
         _add_inbox(session, dsn, found)
     events = events_of(found)
     if html is not None:
-        _write_page(html, f"key {key}" if message is None else f"message {message}", found, events)
-    shown: dict[str, Any] = {"messages": found, "more": more}
+        _write_page(html, _title(named), found, events)
+    rows: dict[str, Any] = {"events": [event._asdict() for event in events]}
     if session.out.as_json:
-        session.out.show(shown | {"events": [event._asdict() for event in events]})
+        session.out.show({"messages": found, "more": searched.more} | rows)
     elif found:
-        session.out.show({"events": [event._asdict() for event in events]}, columns=COLUMNS)
+        session.out.show(_sequence(found) | rows, columns=COLUMNS)
+    elif searched.next is not None:
+        print("no message was found as far as the search has come")
     else:
-        print("no message has this key or id: not sent, or removed by retention")
-    if more:
-        session.out.print_note(f"there are more than {limit} messages: use --limit")
+        print("no message has this key, id, body or header: not sent, or removed by retention")
+    _note_rest(session, searched, limit)
     if not found:
         raise typer.Exit(FAILED)
 
 
-def find_everywhere(
-    session: CommandSession,
-    *,
-    key: str | None,
-    message: str | None,
-    limit: int,
-    bodies: bool = False,
-) -> tuple[list[dict[str, Any]], bool]:
-    """Return the messages of a key or an id in all topics, and whether there are more.
-    Where it takes several calls, a terminal shows how far the search has come.
-    """
-    line = StatusLine()
-
-    def show_place(place: object) -> None:
-        line.show(f"searching {place} …")
-
+def _search(
+    session: CommandSession, wanted: dict[str, Any], limit: int, bounds: SearchBounds
+) -> Searched:
+    """Return what criteria find, and what follows from it, with their lives."""
     call = calls_by(session.client.call)
+    searched = search_everywhere(session, wanted, limit, bounds)
     try:
-        return run(search_steps(call, key, message, limit, bodies=bodies, told=show_place))
+        searched = run(followed_steps(call, searched, limit, told=bounds.go_on))
     finally:
-        line.clear()
+        bounds.clear()
+    for one in searched.messages:
+        run(life_steps(call, one))
+    run(delivery_steps(call, searched.messages))
+    return searched
 
 
-def find_by_id(session: CommandSession, message: str) -> dict[str, Any] | None:
-    """Return a message of any topic by its id, with its body."""
-    found, _more = find_everywhere(session, key=None, message=message, limit=1, bodies=True)
-    return found[0] if found else None
+def _sequence(found: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the table of a sequence, where there is one."""
+    rows = [
+        step._asdict() | {"message": f"{step.indent}{step.name}"} for step in sequence_of(found)
+    ]
+    return {"sequence": rows} if len(rows) > 1 else {}
+
+
+def _note_rest(session: CommandSession, searched: Searched, limit: int) -> None:
+    """Say what was left out."""
+    if searched.more and len(searched.messages) >= limit:
+        session.out.print_note(f"there are more than {limit} messages: use --limit")
+    elif searched.more:
+        session.out.print_note(
+            f"the search has stopped after {searched.read:,} messages, at {searched.at}: use "
+            "--from, --within or --most-read"
+        )
 
 
 def _add_inbox(session: CommandSession, dsn: str, found: list[dict[str, Any]]) -> None:
@@ -124,6 +149,17 @@ def _is_applied(
     topic, partition = life["topic_id"], life["partition"]
     position = Position(group["group"], log_id, topic, partition, group["epoch"])
     return applied(connection, position).covers(life["offset"])
+
+
+def _title(named: dict[str, Any]) -> str:
+    """Return the title of a page about what criteria have found."""
+    texts = {
+        name: value if isinstance(value, str) else "=".join(filter(None, value))
+        for name, value in named.items()
+    }
+    return ", ".join(
+        f"{'message' if name == 'id' else name} {text}" for name, text in texts.items()
+    )
 
 
 def _write_page(

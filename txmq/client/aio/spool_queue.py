@@ -17,6 +17,7 @@ from typing import NamedTuple, TypeVar
 
 from txmq.client.aio.core import finish
 from txmq.client.blocking.spooling_client import SpoolingClient
+from txmq.model.causation import with_cause
 from txmq.model.message import Message, Receipt
 
 T = TypeVar("T")
@@ -46,7 +47,8 @@ class SpoolQueue:
         self, topic: str, message: Message, partition: int | None, answer: LoopFuture[Receipt]
     ) -> None:
         """Send a message with the others of this turn."""
-        self._unsent.append(Unsent(topic, message, partition, answer))
+        # Here, because the thread has no cause.
+        self._unsent.append(Unsent(topic, with_cause(message), partition, answer))
         if not self._scheduled:
             self._scheduled = True
             self._loop.call_soon(self.send_now)

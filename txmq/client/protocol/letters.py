@@ -17,7 +17,8 @@ class LetterOptions(TypedDict, total=False):
     """The properties of the letters to select; a letter has all that are given.
 
     `died_from` <= time of death < `died_before`. `header` is a name and a value, None =
-    any value. `text` is part of the error's type or text, in any case of its letters.
+    any value; `body` is as for `find`. `text` is part of the error's type or text, in
+    any case of its letters.
     `states` are some of "open" (the default), "abandoned", and of messages that have
     another attempt: "retrying", "replaying" (was dead) and "local" (in the local store
     of a consumer). These have not died; their time is that of their first failure.
@@ -30,6 +31,7 @@ class LetterOptions(TypedDict, total=False):
     fingerprint: str
     text: str
     header: tuple[str, str | None]
+    body: str
     min_attempts: int
     max_attempts: int
     max_replays: int

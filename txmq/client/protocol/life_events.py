@@ -8,9 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from txmq.model.causation import CAUSATION
 from txmq.model.tracebacks import last_line
 
 Fields = Mapping[str, Any]
+MAX_INDENT = 20  # steps of a sequence
 FILTERED = "passed over by the filter (tags, selector) of a member"
 
 
@@ -35,6 +37,55 @@ def name_of(message: Fields) -> str:
     if message.get("offset") is None:
         return str(message["message_id"])
     return f"{message['topic']}/{message['partition']}/{message['offset']}"
+
+
+class SequenceStep(NamedTuple):
+    """A message in the sequence of what follows from what: `depth` is the number of
+    its causes that are in the sequence, too.
+    """
+
+    at: int | None
+    depth: int
+    name: str
+    topic: str
+    key: str
+    state: str
+
+    @property
+    def indent(self) -> str:
+        """What stands before its name, so that it is behind that of its cause."""
+        return "  " * min(self.depth, MAX_INDENT) + ("└ " if self.depth else "")
+
+
+def sequence_of(traced: Sequence[Fields]) -> list[SequenceStep]:
+    """Return messages in the order of their storage, each behind its cause."""
+    ids = {str(message["message_id"]) for message in traced}
+    effects: dict[str, list[Fields]] = {}
+    for message in traced:
+        cause = str(message.get("headers", {}).get(CAUSATION, ""))
+        effects.setdefault(cause if cause in ids else "", []).append(message)
+    found, seen = list[SequenceStep](), set[str]()
+    for first in (*effects.get("", ()), *traced):  # the others only where causes form a circle
+        waiting = [(first, 0)]
+        while waiting:
+            message, depth = waiting.pop()
+            name = str(message["message_id"])
+            if name not in seen:
+                seen.add(name)
+                found.append(_step(message, depth))
+                waiting += [(effect, depth + 1) for effect in reversed(effects.get(name, ()))]
+    return found
+
+
+def _step(message: Fields, depth: int) -> SequenceStep:
+    return SequenceStep(
+        message.get("stored_at") or message.get("born_at"),
+        depth,
+        name_of(message),
+        str(message.get("topic") or ""),
+        str(message.get("key") or ""),
+        str(message["state"]),
+    )
 
 
 def _of_message(message: Fields) -> Iterator[LifeEvent]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from txmq.client.protocol.calls import Calls
@@ -14,6 +14,9 @@ from txmq.errors import (
     UnknownTopic,
     UnknownTransaction,
 )
+from txmq.model import limits
+from txmq.model.causation import CORRELATION, MAX_INHERITED
+from txmq.model.message import is_message_id
 
 PAGE = 100
 MAX_OPERATIONS = 100  # entries of the audit topic about one message
@@ -22,9 +25,9 @@ DELIVERED = "delivered"
 
 
 class Trace(NamedTuple):
-    """The life of a key or a message: the `events` of all messages by time, what has
-    none last. `messages` are the parts as the broker tells them, `more`: there are more
-    messages than the limit.
+    """The life of messages, and of what follows from them: the `events` of all by time,
+    what has none last. `messages` are the parts as the broker tells them, in the order
+    of their storage; `more`: there are more than the limit.
     """
 
     messages: list[dict[str, Any]]
@@ -32,45 +35,113 @@ class Trace(NamedTuple):
     more: bool
 
 
-async def trace_steps(call: Calls, key: str | None, message: str | None, limit: int) -> Trace:
-    """Return the life of a key, or of a message by its id."""
-    if (key is None) == (message is None):
-        raise LocalProtocolError("a trace of neither or both", hint="give a key or a message id")
-    found, more = await search_steps(call, key, message, limit)
-    for one in found:
+class Searched(NamedTuple):
+    """What a search has found. It has come to `next`, in the topic `at`; None = the
+    end. So many messages were `read` for it. `cut`: more were found than the limit.
+    """
+
+    messages: list[dict[str, Any]]
+    next: Any
+    at: str | None
+    read: int
+    cut: bool = False
+
+    @property
+    def more(self) -> bool:
+        """Return whether there may be more messages."""
+        return self.cut or self.next is not None
+
+
+Told = Callable[[Searched], bool]  # of a search that goes on; False ends it
+
+
+async def trace_steps(call: Calls, wanted: Mapping[str, Any], limit: int) -> Trace:
+    """Return the lives of the messages that meet the criteria of `message.search`, and
+    of those that follow from them. Raises LocalProtocolError for no criterion.
+    """
+    if all(value is None for value in wanted.values()):
+        raise LocalProtocolError("a trace of nothing", hint="give a key, an id, a body or a header")
+    found = await followed_steps(call, await search_steps(call, wanted, limit), limit)
+    for one in found.messages:
         await life_steps(call, one)
-    await delivery_steps(call, found)
-    return Trace(found, events_of(found), more)
+    await delivery_steps(call, found.messages)
+    return Trace(found.messages, events_of(found.messages), found.more)
 
 
 async def search_steps(
     call: Calls,
-    key: str | None,
-    message: str | None,
+    wanted: Mapping[str, Any],
     limit: int,
     *,
-    bodies: bool = False,
-    told: Callable[[object], None] | None = None,
-) -> tuple[list[dict[str, Any]], bool]:
-    """Return the messages of a key or an id in all topics, and whether there are more.
-    Where it takes several calls, `told` gets the place that the search has reached.
+    told: Told | None = None,
+    after: Any = None,  # noqa: ANN401  # `next` of another search
+    within_ms: int | None = None,
+) -> Searched:
+    """Search for messages in all topics, by criteria of `message.search`, until so many
+    are found or `told` ends it. A call takes `within_ms` at most, None = no limit.
     """
     found: list[dict[str, Any]] = []
-    after: Any = None
+    read = 0
     while True:
         size = min(limit - len(found), PAGE)
-        page = await call(
-            "message.search",
-            {"key": key, "id": message, "after": after, "limit": size, "bodies": bodies},
-        )
+        args = {**wanted, "after": after, "limit": size, "within_ms": within_ms}
+        page = await call("message.search", args)
         found += page["messages"]
-        after = page["next"]
-        if after is None or len(found) >= limit or (message is not None and found):
-            break
-        if told is not None:
-            told(page["at"])
-    more = after is not None and message is None
-    return found[:limit], more or len(found) > limit
+        after, read = page["next"], read + page.get("read", 0)
+        if wanted.get("id") is not None and found:
+            after = None
+        searched = Searched(found, after, None if after is None else page["at"], read)
+        if after is None or len(found) >= limit or (told is not None and not told(searched)):
+            return searched
+
+
+async def followed_steps(
+    call: Calls,
+    found: Searched,
+    limit: int,
+    *,
+    told: Told | None = None,
+    within_ms: int | None = None,
+) -> Searched:
+    """Return what a search has found with the messages that have a correlation in
+    common with that, in the order of their storage.
+    """
+    messages = _by_id({}, found.messages)
+    roots = list(dict.fromkeys(map(_correlation, messages.values())))[:PAGE]
+    others = Searched([], None, None, 0)
+    if roots and len(messages) < limit:
+        for root in roots:
+            if root not in messages and is_message_id(root):
+                first = await search_steps(call, {"id": root}, 1, within_ms=within_ms)
+                _by_id(messages, first.messages)
+        stored = [one["stored_at"] for one in messages.values() if one.get("stored_at")]
+        wanted = {"correlations": roots, "start": min(stored, default=None)}
+        others = await search_steps(call, wanted, limit, told=told, within_ms=within_ms)
+    _by_id(messages, others.messages)
+    ordered = sorted(messages.values(), key=_stored_last)
+    return Searched(
+        ordered[:limit],
+        found.next or others.next,
+        found.at or others.at,
+        found.read + others.read,
+        cut=len(ordered) > limit,
+    )
+
+
+def _by_id(known: dict[str, dict[str, Any]], found: list[dict[str, Any]]) -> dict[str, Any]:
+    """Add messages that are not known yet."""
+    for one in found:
+        known.setdefault(str(one["message_id"]), one)
+    return known
+
+
+def _correlation(message: Mapping[str, Any]) -> str:
+    found = str(message.get("headers", {}).get(CORRELATION, ""))
+    return found if 0 < len(found) <= MAX_INHERITED else str(message["message_id"])
+
+
+def _stored_last(message: Mapping[str, Any]) -> int:
+    return int(message.get("stored_at") or message.get("born_at") or limits.TIME)
 
 
 async def life_steps(call: Calls, message: dict[str, Any]) -> None:

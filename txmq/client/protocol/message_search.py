@@ -8,7 +8,10 @@ from datetime import datetime
 from typing import Any, NamedTuple
 
 from txmq.errors import LocalProtocolError
+from txmq.model.content import Header, content_of
 from txmq.model.message import Receipt, parse_message_id, to_micros
+
+OF_A_TOPIC = {"topic", "partition", "offset"}  # arguments
 
 
 class FoundMessage(NamedTuple):
@@ -38,7 +41,7 @@ class MessageSearch:
     reply.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  # options of `find`
         self,
         topic: str | None,
         message_id: Receipt | str | None,
@@ -47,13 +50,18 @@ class MessageSearch:
         offset: int,
         start: datetime | int | None,
         end: datetime | int | None,
+        *,
+        body: str | None = None,
+        header: Header | None = None,
     ) -> None:
-        """Raises LocalProtocolError where neither a topic nor an id is named."""
+        """Raises LocalProtocolError where nothing is looked for."""
         name = None if message_id is None else message_id_of(message_id)
-        if name is None and topic is None:
+        if name is None and topic is None and (key, body, header) == (None, None, None):
             raise LocalProtocolError(
-                "a search without limits", hint="name a topic, or the id of a message"
+                "a search without limits",
+                hint="name a topic, the id of a message, a key, a body or a header",
             )
+        content_of(body, header)
         self._args = {
             "topic": topic,
             "id": name,
@@ -62,6 +70,8 @@ class MessageSearch:
             "offset": offset,
             "start": None if start is None else to_micros(start),
             "end": None if end is None else to_micros(end),
+            "body": body,
+            "header": header,
         }
         self._by_id = name is not None
         self._over = False
@@ -73,7 +83,10 @@ class MessageSearch:
             return None
         if self._by_id:
             return "message.show", {"id": self._args["id"], "bodies": True}
-        return "message.find", {**self._args, "bodies": True, "after": self._after}
+        args = {**self._args, "bodies": True, "after": self._after}
+        if self._args["topic"] is not None:
+            return "message.find", args
+        return "message.search", {name: args[name] for name in args.keys() - OF_A_TOPIC}
 
     def read_reply(self, reply: Mapping[str, Any]) -> list[FoundMessage]:
         """Return the messages in the reply to that call."""

@@ -31,13 +31,15 @@ class Outcome(NamedTuple):
 
     `attachment` belongs to the first event. With `early`, the reply need not wait until
     the events are durable: losing them does no more harm than losing the reply (first
-    leases, heartbeats).
+    leases, heartbeats). With `lazy`, the events are written with the next others:
+    nothing is lost with them that anybody relies on.
     """
 
     events: tuple[Event, ...] = ()
     reply: object = None
     attachment: bytes = b""
     early: bool = False
+    lazy: bool = False
 
 
 # The tables of a rule module: command type to `decide` function, and event type to

@@ -117,6 +117,11 @@ def hash_of_key(topic_id: int, cell: bytes) -> bytes:
     return digest
 
 
+def hash_of_correlation(topic_id: int, text: str) -> bytes:
+    """Return the hash of what messages of a topic have in common."""
+    return hash_of_key(topic_id, b"\0correlation\0" + text.encode())
+
+
 def hash_of_id(topic_id: int, producer_id: bytes, level: int, block: int) -> bytes:
     """Return the hash of one block of sequences: block * 2**level up to the next."""
     return hash_of_key(topic_id, producer_id + bytes((level,)) + block.to_bytes(8, "big"))

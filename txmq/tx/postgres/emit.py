@@ -14,6 +14,7 @@ from typing import Final
 
 from txmq.errors import WalLevelTooLow
 from txmq.faces import run
+from txmq.model.causation import with_cause
 from txmq.model.message import Message
 from txmq.tx.postgres.caller import require_open
 from txmq.tx.postgres.driver import Driver
@@ -67,6 +68,7 @@ async def emit_async(
 
 
 def _packed(topic: str, message: Message, partition: int | None) -> bytes:
+    message = with_cause(message)
     return pack_emitted(EmittedMessage(topic, message, partition, time.time_ns() // 1_000))
 
 

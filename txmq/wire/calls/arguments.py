@@ -51,6 +51,11 @@ class Args(WireModel):
         """Return the edge of the broker that made the call, "" = a client."""
         return self._via
 
+    @property
+    def judges_bodies(self) -> bool:
+        """Return True if the outcome tells of bodies, even where it shows none."""
+        return False
+
     def come_by(self, via: str) -> None:
         """Say which edge of the broker makes the call."""
         self._via = via

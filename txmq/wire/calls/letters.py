@@ -11,6 +11,7 @@ from pydantic import AfterValidator, Field, StringConstraints
 from txmq.model import limits
 from txmq.wire.calls.arguments import Args, Limit, ListArgs, Name, Reason, Text
 from txmq.wire.calls.consumers import GroupArgs, MessagePlace, Offset, OperatorArgs, Partition
+from txmq.wire.calls.messages import BodyCriterion, HeaderCriterion
 
 PLACE_BYTES = 32
 _CURSOR = re.compile(r"[0-9a-f]{96}")
@@ -73,8 +74,8 @@ State = Literal["open", "replaying", "abandoned", "local", "retrying"]
 class SelectionArgs(Args):
     """The dead letters to select: those with all of these properties; null = any.
 
-    `died_from` <= time of death < `died_before`, in microseconds. `header` is a name
-    and a value, null = any value. `text` is part of the error's type or text, in any
+    `died_from` <= time of death < `died_before`, in microseconds. `body` and `header`
+    are as for messages. `text` is part of the error's type or text, in any
     case of its letters.
     """
 
@@ -87,13 +88,8 @@ class SelectionArgs(Args):
     fingerprint: Short | None = None
     min_attempts: Count | None = None
     max_attempts: Count | None = None
-    header: (
-        tuple[
-            Annotated[str, StringConstraints(min_length=1, max_length=1_024)],
-            Annotated[str, StringConstraints(max_length=limits.HEADERS)] | None,
-        ]
-        | None
-    ) = None
+    header: HeaderCriterion | None = None
+    body: BodyCriterion | None = None
     text: Annotated[str, StringConstraints(min_length=1, max_length=256)] | None = None
     max_replays: Count | None = None
 
@@ -108,6 +104,10 @@ class SelectArgs(GroupArgs):
     def selects(self) -> bool:
         """Return True if letters are selected."""
         return self.select is not None or self.saved is not None
+
+    @property
+    def judges_bodies(self) -> bool:
+        return self.select is not None and self.select.body is not None
 
 
 class DlqList(SelectArgs):
@@ -251,6 +251,10 @@ class DlqSave(Args):
     select: SelectionArgs | None = None
     operator: Name | None = None
     reason: Text = ""
+
+    @property
+    def judges_bodies(self) -> bool:
+        return self.select is not None and self.select.body is not None
 
 
 class DlqSaved(ListArgs):

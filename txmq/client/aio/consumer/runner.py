@@ -15,6 +15,7 @@ from txmq.client.protocol.consumer.handlers import (
     failed_messages,
     require_finished,
 )
+from txmq.model.causation import current_cause
 
 Handler: TypeAlias = Callable[..., object]
 """A function of a message or a list; it may return a coroutine or another awaitable."""
@@ -93,10 +94,13 @@ class PlainWorker(Worker):
 
     async def _attempt(self, messages: Sequence[DeliveredMessage]) -> BaseException | None:
         """Handle and ack the messages. Return the error if that fails."""
+        cause = current_cause.set(None if self._lists else messages[0])
         try:
             await self.finished(self._handler(messages if self._lists else messages[0]))
         except Exception as error:  # noqa: BLE001  # a handler may raise anything
             return error
+        finally:
+            current_cause.reset(cause)
         self._members.ack_many(messages)
         return None
 

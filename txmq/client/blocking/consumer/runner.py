@@ -19,6 +19,7 @@ from txmq.client.protocol.consumer.handlers import (
 )
 from txmq.client.protocol.consumer.in_place import InPlaceAttempts
 from txmq.client.protocol.consumer.settings import ConsumerSettings
+from txmq.model.causation import current_cause
 from txmq.model.message import ReceivedMessage
 
 CHECK_EVERY_S = 0.25  # of `stop` and `idle_exit`, while there are no messages
@@ -76,10 +77,13 @@ class PlainWorker:
 
     def _attempt(self, messages: Sequence[DeliveredMessage]) -> Exception | None:
         """Handle and ack the messages. Return the error if that fails."""
+        cause = current_cause.set(None if self._batches else messages[0])
         try:
             require_finished(self._handler(messages if self._batches else messages[0]))
         except Exception as error:  # noqa: BLE001  # a handler may raise anything
             return error
+        finally:
+            current_cause.reset(cause)
         self._source.ack_many(messages)
         return None
 

@@ -32,6 +32,7 @@ from txmq.errors import (
     RequestTimeout,
     TxmqError,
 )
+from txmq.model.causation import current_cause, with_cause
 from txmq.model.durations import Duration, seconds_of
 from txmq.model.message import Message, Receipt
 from txmq.wire.data_requests import Opcode, send_header, unpack_send_receipt
@@ -60,6 +61,8 @@ class BlockingProducer:
         Gives up after `timeout` seconds, retries included.
         """
         message = Message(body, **fields)
+        if current_cause.get() is not None:
+            message = with_cause(message)
         chosen, epoch = self._topics.locate(topic, message.key, partition)
         patience = self._timeout if timeout is None else seconds_of(timeout, "timeout")
         session = self._pool.acquire(time.monotonic() + patience)
@@ -88,7 +91,7 @@ class BlockingProducer:
         says how many are stored. For all or nothing use `client.transaction()`. Gives
         up after `timeout` seconds without a receipt.
         """
-        listed = checked_messages(messages)
+        listed = list(map(with_cause, checked_messages(messages)))
         receipts = [NO_RECEIPT] * len(listed)
         rows = MessageRows(listed, (micros_now(),) * len(listed))
         for batch in self._deliver(topic, rows, partition, timeout):

@@ -36,8 +36,10 @@ class CallingClient(Protocol):
         *,
         message_id: Receipt | str | None = None,
         limit: int = 20,
+        body: str | None = None,
+        header: tuple[str, str | None] | None = None,
     ) -> Awaitable[Trace]: ...
-    def find(
+    def find(  # noqa: PLR0913  # its options
         self,
         topic: str | None = None,
         *,
@@ -47,6 +49,8 @@ class CallingClient(Protocol):
         offset: int = 0,
         start: datetime | int | None = None,
         end: datetime | int | None = None,
+        body: str | None = None,
+        header: tuple[str, str | None] | None = None,
     ) -> AsyncIterator[FoundMessage]: ...
 
 
@@ -98,15 +102,19 @@ class ClusterCalls(ABC, Generic[C]):
         *,
         message_id: Receipt | str | None = None,
         limit: int = 20,
+        body: str | None = None,
+        header: tuple[str, str | None] | None = None,
     ) -> Trace:
-        """Return the life of a key or a message at all brokers; `limit` is that of
-        each.
+        """Return the life of what is found at all brokers; `limit` is that of each. See
+        `Client.trace`.
         """
-        return merged(
-            [await client.trace(key, message_id=message_id, limit=limit) for client in self.clients]
-        )
+        found = [
+            await client.trace(key, message_id=message_id, limit=limit, body=body, header=header)
+            for client in self.clients
+        ]
+        return merged(found)
 
-    async def find(
+    async def find(  # noqa: PLR0913  # its options
         self,
         topic: str | None = None,
         *,
@@ -116,6 +124,8 @@ class ClusterCalls(ABC, Generic[C]):
         offset: int = 0,
         start: datetime | int | None = None,
         end: datetime | int | None = None,
+        body: str | None = None,
+        header: tuple[str, str | None] | None = None,
     ) -> AsyncGenerator[FoundMessage, None]:
         """Find the messages that match all arguments, one broker after the other.
 
@@ -137,6 +147,8 @@ class ClusterCalls(ABC, Generic[C]):
                     offset=offset,
                     start=start,
                     end=end,
+                    body=body,
+                    header=header,
                 ):
                     yield found
             except UnknownTopic as error:

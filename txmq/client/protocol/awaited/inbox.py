@@ -35,6 +35,7 @@ from txmq.errors import (
     TransactionEnded,
     TxmqError,
 )
+from txmq.model.causation import current_cause
 from txmq.model.message import ReceivedMessage
 from txmq.tx.postgres.caller import BEGIN, roll_back
 from txmq.tx.postgres.commit import guarded_commit
@@ -446,6 +447,7 @@ class InboxSteps(ABC):
     async def _handle(self, messages: Sequence[DeliveredMessage], watch: HandlerWatch) -> None:
         self._handled = messages
         argument: Any = messages if self._lists else messages[0]
+        cause = current_cause.set(None if self._lists else messages[0])
         try:
             await self._finished(self._handler(argument, watch.driver.connection))
         except Exception as error:  # a handler may raise anything
@@ -458,6 +460,8 @@ class InboxSteps(ABC):
             if found is error:
                 raise
             raise found from error
+        finally:
+            current_cause.reset(cause)
 
     async def _connected(self) -> Driver:
         """Return a usable connection, as soon as there is one. Raises Stopped, also

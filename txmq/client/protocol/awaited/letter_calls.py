@@ -259,9 +259,16 @@ class AwaitedLetterCalls:
         *,
         message_id: Receipt | str | None = None,
         limit: int = 20,
+        body: str | None = None,
+        header: tuple[str, str | None] | None = None,
     ) -> Trace:
-        """Return the life of a key or a message in all topics: transaction, decision,
-        deliveries, failures, edits, replays, and what operators did.
+        """Return the life of a key, a message, or of what `body` and `header` find, in
+        all topics: transaction, decision, deliveries, failures, edits, replays, and
+        what operators did.
+
+        Messages that follow from these, or that these follow from, are among them: see
+        `txmq.caused_by`. `body` and `header` are as for `find`.
         """
         name = None if message_id is None else message_id_of(message_id)
-        return await trace_steps(self._core.call, key, name, limit)
+        wanted = {"key": key, "id": name, "body": body, "header": header}
+        return await trace_steps(self._core.call, wanted, limit)

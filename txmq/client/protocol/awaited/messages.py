@@ -35,7 +35,7 @@ class AwaitedMessageCalls(AwaitedLetterCalls):
         """
         await self._core.call("message.recall", {"ids": [message_id_of(message)]})
 
-    async def find(
+    async def find(  # noqa: PLR0913  # its options
         self,
         topic: str | None = None,
         *,
@@ -45,16 +45,23 @@ class AwaitedMessageCalls(AwaitedLetterCalls):
         offset: int = 0,
         start: datetime | int | None = None,
         end: datetime | int | None = None,
+        body: str | None = None,
+        header: tuple[str, str | None] | None = None,
     ) -> AsyncIterator[FoundMessage]:
         """Find the messages of a topic that match all arguments, page by page.
 
         They come in the order of partitions and offsets. A `partition` and a span of
         storage time (from `start`, before `end`) narrow the search; the broker scans
-        the rest. A `message_id` alone finds a message that waits for its time, or one
-        of a transaction of the last seven days, in any topic. Raises UnknownTopic, and
-        the errors of a call.
+        the rest. `body` is a text that bodies have, or a path into JSON and a value:
+        `$.customer.id=17`. `header` is a name and a value, None = any. Without a topic,
+        a key, a body or a header finds messages of all topics. A `message_id` alone
+        finds a message that waits for its time, or one of a transaction of the last
+        seven days, in any topic. Raises UnknownTopic, InvalidPath, and the errors of a
+        call.
         """
-        search = MessageSearch(topic, message_id, key, partition, offset, start, end)
+        search = MessageSearch(
+            topic, message_id, key, partition, offset, start, end, body=body, header=header
+        )
         while (asked := search.next_call()) is not None:
             for found in search.read_reply(await self._core.call(*asked)):
                 yield found

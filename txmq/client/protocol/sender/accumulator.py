@@ -18,6 +18,7 @@ from txmq.client.protocol.sender.promise import FutureKind, Promise, PromiseCont
 from txmq.client.protocol.sender.rows import estimated_size, frozen_with_size
 from txmq.client.protocol.sender.topics import TopicCache
 from txmq.errors import Throttled, TxmqError
+from txmq.model.causation import current_cause, with_cause
 from txmq.model.message import Message, Receipt
 from txmq.wire.data_requests import Opcode
 
@@ -176,6 +177,8 @@ class Accumulator:
         Raises Throttled where the window stays full for `timeout` seconds,
         ClientClosed, and the errors of a send for an invalid message.
         """
+        if current_cause.get() is not None:
+            message = with_cause(message)
         message, size = frozen_with_size(message)
         destination = self._destination(topic, message[1], partition)
         born_at, now = time.time_ns() // 1_000, time.monotonic()

@@ -11,6 +11,7 @@ from uuid import UUID
 from txmq.client.protocol.sender.rows import PART_ROWS, ColumnRows, MessageRows, Rows, frozen
 from txmq.client.protocol.sender.topics import TopicCache, TopicMetadata
 from txmq.model.actions import BundleAction
+from txmq.model.causation import current_cause, with_cause
 from txmq.model.message import Message, Receipt
 from txmq.model.own_topics import check_topic
 from txmq.wire.bundle import PartBatch
@@ -144,6 +145,8 @@ class Buffer:
     ) -> None:
         """Add a message. Raises LocalProtocolError or MessageTooLarge."""
         check_topic(topic)
+        if current_cause.get() is not None:
+            message = with_cause(message)
         if self._topics.telemetry is not None:
             message = self._topics.telemetry.create(topic, message)
         self.items.append(BufferedSend(topic, frozen(message), born_at, requested_partition))

@@ -1,0 +1,155 @@
+"""Search by what is in bodies and headers, in one topic, in all, and among letters."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.broker.calls.test_letter_calls import Office
+from tests.broker.search.test_search import found, places, send
+from tests.broker.support import BrokerInMemory, Client
+from txmq.broker.search import everywhere
+from txmq.client.protocol.calls import calls_by
+from txmq.client.protocol.lives import Searched, Trace, search_steps, trace_steps
+from txmq.core.events.outcome import Rejected
+from txmq.errors import BadRequest, LocalProtocolError, RemoteProtocolError
+from txmq.faces import run
+from txmq.model.message import Message, message_id
+from txmq.wire.data_requests import Fetch, Opcode, pack_fetch
+
+
+def order(number: int, **headers: str) -> Message:
+    return Message(json.dumps({"order": {"id": number}}).encode(), f"key-{number}", None, headers)
+
+
+@pytest.fixture
+def client(broker: BrokerInMemory) -> Client:
+    client = broker.connect()
+    client.call("topic.create", name="t", partitions=2)
+    return client
+
+
+def everywhere_found(broker: BrokerInMemory, **wanted: Any) -> list[tuple[str, int, Any]]:
+    """Return the places in all pages."""
+    searched = run(search_steps(calls_by(broker.ask), wanted, 1_000))
+    assert searched.next is None
+    return [(one["topic"], one["partition"], one["offset"]) for one in searched.messages]
+
+
+def test_a_topic_is_searched_by_bodies_and_headers(broker: BrokerInMemory, client: Client) -> None:
+    send(client, *[order(n, region="eu" if n % 2 else "us") for n in range(6)])
+    assert places(found(broker, body="$.order.id=4")) == [(0, 4)]
+    assert places(found(broker, body='"id": 4')) == [(0, 4)]
+    assert places(found(broker, header=["region", "eu"])) == [(0, 1), (0, 3), (0, 5)]
+    assert places(found(broker, header=["region", None], body="$.order.id=2")) == [(0, 2)]
+    assert places(found(broker, key="key-1", body="$.order.id=2")) == []
+    page = broker.ask("message.find", topic="t", body="$.order.id=9")
+    assert (page["messages"], page["next"], page["read"]) == ([], None, 6)
+
+
+@pytest.mark.parametrize("args", [{"body": "$.order"}, {"body": ""}, {"header": ["", None]}])
+def test_a_bad_criterion_is_refused(broker: BrokerInMemory, args: dict[str, Any]) -> None:
+    with pytest.raises(RemoteProtocolError, match=r"body|header"):
+        broker.ask("message.search", **args)
+
+
+def test_a_search_of_all_topics_names_what_it_looks_for(broker: BrokerInMemory) -> None:
+    for args in ({}, {"id": message_id(b"p" * 16, 0), "body": "x"}):
+        refused = broker.ask("message.search", **args)
+        assert isinstance(refused, Rejected)
+        assert refused.error is BadRequest
+
+
+def test_all_topics_are_searched_with_what_is_in_none_of_them(
+    broker: BrokerInMemory, client: Client
+) -> None:
+    send(client, order(17), partition=1)
+    send(client, order(18, origin="17"), producer=2)
+    send(client, order(17)._replace(delay=3_600), producer=3)
+    broker.half(1, order(17))
+    wanted = {"body": "$.order.id=17"}
+    # of the transaction, the delayed one, and the published one
+    assert everywhere_found(broker, **wanted) == [("t", 0, None), ("t", 0, None), ("t", 1, 0)]
+    assert everywhere_found(broker, header=["origin", "17"]) == [("t", 0, 0)]
+
+
+def test_a_letter_that_retention_has_removed_is_found_by_its_body() -> None:
+    office = Office(4)
+    office.broker.engine.state.topics["t"].start_offsets[0] = 4
+    rows = run(search_steps(calls_by(office.broker.ask), {"header": ["tenant", None]}, 10))
+    states = [(row["offset"], row["state"]) for row in rows.messages]
+    assert states[:2] == [(1, "removed by retention"), (3, "removed by retention")]
+
+
+def test_a_search_stops_where_it_is_told_and_goes_on_there(
+    broker: BrokerInMemory, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(everywhere, "STEPS", 1)
+    monkeypatch.setattr(everywhere, "STEP_BATCHES", 2)
+    for number in range(10):
+        send(client, order(number), producer=number)
+    read: list[int] = []
+
+    def told(searched: Searched) -> bool:
+        read.append(searched.read)
+        return searched.read < 6
+
+    wanted = {"body": "$.order.id=9"}
+    first = run(search_steps(calls_by(broker.ask), wanted, 10, told=told))
+    assert (first.messages, first.at, read) == ([], "t", [2, 4, 6])
+    rest = run(search_steps(calls_by(broker.ask), wanted, 10, after=first.next))
+    assert [one["offset"] for one in rest.messages] == [9]
+    assert first.read + rest.read == 10
+
+
+def test_letters_are_selected_by_their_bodies() -> None:
+    office = Office(0)
+    for number in (17, 18):
+        office.send(order(number))
+    wanted = Fetch(office.joined["generation"], 0, 1 << 22, 10_000, "g", "a")
+    office.client.ask(Opcode.FETCH, pack_fetch(wanted))
+    for offset in (0, 1):
+        office.nack(offset, {"type": "A", "text": "x", "bases": [], "fingerprint": "f"})
+    assert office.pages(body="$.order.id=18") == [1]
+    assert office.pages(body="order") == [0, 1]
+    stats = office.broker.ask("dlq.stats", group="g", select={"body": "$.order.id=18"})
+    assert stats["counted"] == 1
+    page = office.broker.ask("dlq.list", group="g", select={"body": "order"}, bodies=False)
+    assert all("body" not in letter for letter in page["letters"])
+
+
+@pytest.fixture
+def chain(broker: BrokerInMemory, client: Client) -> list[str]:
+    """An order, what followed from it under other keys, and others; their ids."""
+    ids = [message_id(bytes([number]) * 16, 0) for number in range(1, 6)]
+    send(client, order(17), producer=1)
+    broker.pass_time(1)
+    for number, cause in ((2, 0), (3, 1), (4, 0)):
+        headers = {"causation": ids[cause], "correlation": ids[0]}
+        message = Message(b"effect", f"other-{number}", None, headers)
+        send(client, message, producer=number, partition=number % 2)
+        broker.pass_time(1)
+    send(client, order(18), producer=5)
+    return ids
+
+
+@pytest.mark.parametrize(
+    "wanted", [{"key": "key-17"}, {"body": "$.order.id=17"}, {"key": "other-3"}, {"id": 2}]
+)
+def test_a_trace_follows_an_order_through_other_keys(
+    broker: BrokerInMemory, chain: list[str], wanted: dict[str, Any]
+) -> None:
+    if "id" in wanted:
+        wanted = {"id": chain[2]}
+    traced: Trace = run(trace_steps(calls_by(broker.ask), wanted, 10))
+    assert [one["message_id"] for one in traced.messages] == chain[:4]
+    assert not traced.more
+    less = run(trace_steps(calls_by(broker.ask), wanted, 2))
+    assert (len(less.messages), less.more) == (2, True)
+
+
+def test_a_trace_of_nothing_is_refused(broker: BrokerInMemory) -> None:
+    with pytest.raises(LocalProtocolError):
+        run(trace_steps(calls_by(broker.ask), {"key": None}, 10))

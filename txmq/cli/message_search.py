@@ -1,0 +1,120 @@
+"""Searches for messages of one topic or of all: criteria, bounds and progress."""
+
+from __future__ import annotations
+
+import time
+from typing import Annotated, Any
+
+import typer
+
+from txmq.cli.command import PAGE, CommandSession
+from txmq.cli.parsers import parse_body_criterion, parse_duration, parse_header_criterion
+from txmq.cli.status_line import StatusLine
+from txmq.client.protocol.calls import calls_by
+from txmq.client.protocol.lives import Searched, search_steps
+from txmq.faces import run
+
+CALL_MS = 1_000  # of a search in all topics, between two looks at its bounds
+PATIENCE_S = 60.0
+MOST_READ = 10_000_000  # messages
+
+BodyFilter = Annotated[
+    str | None,
+    typer.Option(
+        "--in-body",
+        parser=parse_body_criterion,
+        metavar="TEXT|PATH=VALUE",
+        help="Only messages with this text in the body, or with this value at a path of their "
+        "JSON body: $.customer.id=17.",
+    ),
+]
+HeaderFilter = Annotated[
+    Any,  # typer takes no tuple of a value that may be missing
+    typer.Option(
+        "--header",
+        parser=parse_header_criterion,
+        metavar="NAME[=VALUE]",
+        help="Only messages with this header.",
+    ),
+]
+MostRead = Annotated[
+    int, typer.Option(min=1, metavar="N", help="Stop once so many messages were read.")
+]
+Within = Annotated[
+    float,
+    typer.Option(parser=parse_duration, metavar="DURATION", help="Stop after this time."),
+]
+
+
+class SearchBounds:
+    """The bounds of one search, and the line that shows how far it is."""
+
+    def __init__(self, most_read: int = MOST_READ, seconds: float = PATIENCE_S) -> None:
+        self._most_read = most_read
+        self._until = time.monotonic() + seconds
+        self._line = StatusLine()
+
+    def go_on(self, searched: Searched) -> bool:
+        """Show how far a search has come; False = it has come to its bounds."""
+        found = f"{searched.read:,} messages read, {len(searched.messages):,} found"
+        self._line.show(f"searching {searched.at}: {found} …")
+        return searched.read < self._most_read and time.monotonic() < self._until
+
+    def clear(self) -> None:
+        """Clear the line."""
+        self._line.clear()
+
+
+def search_everywhere(
+    session: CommandSession,
+    wanted: dict[str, Any],
+    limit: int,
+    bounds: SearchBounds | None = None,
+    *,
+    after: Any = None,  # noqa: ANN401  # `next` of another search
+) -> Searched:
+    """Search all topics, by criteria of `message.search`."""
+    bounds, call = bounds or SearchBounds(), calls_by(session.client.call)
+    steps = search_steps(call, wanted, limit, told=bounds.go_on, after=after, within_ms=CALL_MS)
+    try:
+        return run(steps)
+    finally:
+        bounds.clear()
+
+
+def search_topic(
+    session: CommandSession,
+    topic: str,
+    wanted: dict[str, Any],
+    limit: int,
+    bounds: SearchBounds,
+    *,
+    after: Any = None,  # noqa: ANN401  # `next` of another search
+) -> Searched:
+    """Search one topic, by criteria of `message.find`."""
+    searched = Searched([], after, topic, 0)
+    try:
+        while True:
+            size = min(limit - len(searched.messages), PAGE)
+            page = session.client.call(
+                "message.find", topic=topic, **wanted, after=searched.next, limit=size
+            )
+            following = page["next"]
+            searched = Searched(
+                [*searched.messages, *page["messages"]],
+                following,
+                None if following is None else f"{topic}/{following[0]}/{following[1]}",
+                searched.read + page.get("read", 0),
+            )
+            if following is None or len(searched.messages) >= limit:
+                return searched
+            if not bounds.go_on(searched):
+                return searched
+    finally:
+        bounds.clear()
+
+
+def find_by_id(session: CommandSession, message: str) -> dict[str, Any] | None:
+    """Return a message of any topic by its id, with its body."""
+    found = search_everywhere(session, {"id": message, "bodies": True}, 1).messages
+    return found[0] if found else None
