@@ -8,6 +8,7 @@ import pytest
 
 from tests.admin.console_support import ConsoleInMemory
 from tests.broker.calls.test_letter_calls import Office
+from txmq.admin.console import fields
 from txmq.admin.console.actions import ACTIONS
 from txmq.admin.console.registry import NAVIGATION
 from txmq.admin.console.words import in_words, label
@@ -118,7 +119,7 @@ def test_a_group_s_retries_are_changed_whole_and_other_settings_one_by_one(
     assert "delays: 5 s, 1 min, 2 h; retries: 7" in page.text
     assert page.body.index(">Pause<") < page.body.index("<h3>Delete</h3>")
     wrong = console.act("group.alter", "ops", group="billing", lease_ms="soon")
-    assert (wrong.status, "use 60, 90s" in wrong.text) == (400, True)
+    assert (wrong.status, "lease: invalid duration 'soon': use 60" in wrong.text) == (400, True)
 
 
 def test_a_user_is_added_with_a_password_and_gets_another_one(console: ConsoleInMemory) -> None:
@@ -142,6 +143,17 @@ def test_a_user_is_added_with_a_password_and_gets_another_one(console: ConsoleIn
     assert console.broker.log_in("zoe", other["password"]).replies() == []  # type: ignore[attr-defined]
     [entry, *_] = console.broker.ask("audit.list", call="user.set", newest=True)["entries"]
     assert "another" not in str(entry)
+
+
+def test_no_verifier_is_made_for_whoever_may_not_set_a_password(
+    console: ConsoleInMemory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[str] = []
+    monkeypatch.setattr(fields, "new_verifier", made.append)
+    form: dict[str, Any] = {"name": "ops", "password": PASSWORD, "again": PASSWORD}
+    assert console.act("user.set", "ops", **form).status == 403
+    assert console.act("user.set", "root", **(form | {"name": "no name"})).status == 400
+    assert made == []
 
 
 def test_roles_are_chosen_and_none_of_them_is_a_choice(console: ConsoleInMemory) -> None:

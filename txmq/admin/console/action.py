@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from urllib.parse import quote
 
 from txmq.admin.console.fields import REPEATED, SAYING, Parse
+from txmq.admin.console.words import label
 from txmq.errors import LocalProtocolError
 from txmq.wire.calls.registry import CALLS
 
@@ -89,5 +90,5 @@ class Action(NamedTuple):
                 elif values[0].strip() or parse in SAYING:
                     found[name] = parse(values[0])
             except ValueError as error:
-                raise WrongForm(f"{name}: {error}", hint="correct the field") from None
+                raise WrongForm(f"{label(name)}: {error}", hint="correct the field") from None
         return found if self.makes is None else self.makes(found, now)

@@ -12,6 +12,7 @@ from math import isfinite, nan
 from typing import Any, NamedTuple
 
 from txmq.admin.addresses import is_whole_number
+from txmq.admin.console.words import label
 from txmq.model.access import ROLES
 from txmq.model.measures import SECONDS_MS, SIZES, parse_measure
 from txmq.model.units import MILLISECOND
@@ -208,6 +209,12 @@ PLAN = (
     Field("stop_after", "Last outcomes that count for it; 0 = never", number, 5),
     Field("in_flight", "Without an outcome at most; 0 = any number", number, 6),
 )
+# of settings, by the names that people read
+MEANINGS = {
+    label(one.name): one.label
+    for table in (TOPIC_SETTINGS, RETRY, FAILURES, LIMITS, QUOTA, PLAN)
+    for one in table
+}
 PLAN_FLAGS = {
     "pause": "pause behind the canary",
     "second_approver": "another user has to approve it",

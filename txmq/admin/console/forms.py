@@ -99,6 +99,8 @@ class FormHandler:
 
     async def _act(self, sent: SentForm, rights: Rights | None) -> View:
         action = sent.action
+        if "password" in sent.fields:  # its verifier takes milliseconds, for who may set it
+            self._require(action.call, {"name": sent.fields.get("name", [""])[-1]}, rights)
         args = action.arguments(sent.fields, self._parts.engine.now())
         if action.has_operator:
             args["operator"] = OPERATOR if rights is None else rights.user
