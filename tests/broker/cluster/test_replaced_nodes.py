@@ -73,9 +73,23 @@ def test_a_client_outlives_all_nodes_that_it_was_told_of_first(nodes: Nodes) -> 
     nodes.add(2)
     leader, follower = sorted(nodes.there, key=lambda node: not node.leads)
     with txmq.connect(f"txmq://{follower.address}", timeout=PATIENCE_S) as client:
-        offsets = [client.send("orders", b"1", key="k").offset]
-        nodes.add(2)
-        nodes.retire(follower)
-        nodes.retire(leader)
-        offsets.append(client.send("orders", b"2", key="k").offset)
-        assert offsets == [0, 1]
+        client.send("orders", b"1", key="k")
+        with client.consumer("billing", ["orders"], start="first") as consumer:
+            received = [next_of(consumer)]
+            nodes.add(2)
+            nodes.retire(follower)
+            nodes.retire(leader)
+            client.send("orders", b"2", key="k")
+            received.append(next_of(consumer))
+            next(node for node in nodes.there if node.leads).process.kill()
+            client.send("orders", b"3", key="k")
+            received.append(next_of(consumer))
+    assert received == [b"1", b"2", b"3"]
+
+
+def next_of(consumer: txmq.Consumer) -> bytes:
+    """Return the next message that the consumer gets, and acknowledge it."""
+    message = consumer.receive(PATIENCE_S)
+    assert message is not None
+    consumer.ack(message, wait=True)
+    return message.body

@@ -13,10 +13,14 @@ from uuid import uuid4
 import pytest
 
 from tests.client.faces.face import Face
-from tests.client.scripted_broker import FakeBroker
+from tests.client.scripted_broker import FakeBroker, Reaction
 from txmq.client.blocking.connections import pool
 from txmq.errors import NotLeader
+from txmq.model.cluster import ClusterView, NodeView
 from txmq.testing.ports import free_port
+from txmq.wire.data_requests import Opcode
+from txmq.wire.frames import Frame
+from txmq.wire.hello import Hello
 
 
 class Node(FakeBroker):
@@ -25,6 +29,15 @@ class Node(FakeBroker):
     @property
     def address(self) -> str:
         return f"127.0.0.1:{self.port}"
+
+    def _react(self, frame: Frame) -> Reaction:
+        greeting = self.greeting
+        if frame.opcode == Opcode.HELLO and Hello.parse(frame).any_node:
+            self.greeting = None
+        try:
+            return super()._react(frame)
+        finally:
+            self.greeting = greeting
 
     def follow(self, *nodes: Node) -> None:
         """Refuse clients, and name nodes to them, the leader first."""
@@ -127,3 +140,17 @@ async def test_a_node_of_an_earlier_boot_is_passed_over(face: Face, nodes: list[
     first.lead()
     assert await sending == 0
     assert not third.sends
+
+
+async def test_a_cluster_is_described_by_any_node_also_while_nobody_leads(
+    face: Face, nodes: list[Node]
+) -> None:
+    for node in nodes:
+        node.follow()
+    told = NodeView("n2", nodes[1].address, "follower", 4, 100, 8, 0.5, 1.5, "1.0")
+    view = ClusterView("log", 4, "n2", (told,))
+    nodes[1].answers["cluster.describe"] = {**view._asdict(), "nodes": [told._asdict()]}
+    client = face.connect(f"txmq://127.0.0.1:{free_port()},{nodes[1].address}")
+    described = await client.describe_cluster()
+    assert described == view
+    assert described.leader is None
