@@ -29,7 +29,7 @@ pytestmark = pytest.mark.skipif(
 
 
 def run(program: str, *args: str, text: str = "") -> str:
-    command = [PLACE / program, *args]
+    command = [str(PLACE / program), *args]
     ran = subprocess.run(
         command, input=text, capture_output=True, check=False, text=True, timeout=PATIENCE_S
     )

@@ -487,20 +487,10 @@ def lonely_node(desk: AlarmBroker) -> Iterator[str]:
     node.others = [follower]
 
 
-def kafka_away(desk: AlarmBroker) -> Iterator[str]:
-    node = desk.node
-    node.figures = node.figures._replace(unconfirmed_s=5.0)
-    yield ""
-    node.figures = node.figures._replace(unconfirmed_s=7.4)
-    yield "Kafka has taken no write of this leader for 7 s"
-    node.figures = node.figures._replace(unconfirmed_s=0.1)
-
-
 STORIES = {
     "cluster.node_silent": silent_node,
     "cluster.node_behind": late_node,
     "cluster.no_follower": lonely_node,
-    "cluster.kafka_away": kafka_away,
     "log.restored": restored,
     "resolver.refused": refused,
     "clock.jumped": jumped,

@@ -195,7 +195,6 @@ class AlarmService:
             self._members.filters(),
             self.delivery.undelivered(),
             () if self.cluster is None else self.cluster.view().nodes,
-            0.0 if self.cluster is None else self.cluster.numbers().unconfirmed_s,
         )
 
     def _judge(self, rule: AlarmRule, found: str | Raised | list[Raised], now: int) -> None:
