@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from twisted.python.failure import Failure
+
 from tests.admin.console_support import ConsoleInMemory
+from tests.broker.access.support import BrokerWithUsers
 from tests.broker.support import BrokerInMemory, FakeNode
+from txmq.admin.follower import FollowerSite
+from txmq.broker.service import FollowerParts
 from txmq.config.broker import SettingsFile
 
 SETTINGS = SettingsFile.model_validate(
@@ -33,3 +38,20 @@ def test_nodes_are_listed_and_another_one_is_told_to_lead() -> None:
 
 def test_a_broker_alone_says_so() -> None:
     assert "shares its log with nobody" in ConsoleInMemory().get("/cluster").text
+
+
+def test_a_follower_shows_metrics_to_those_who_may_see_the_cluster() -> None:
+    console = ConsoleInMemory(BrokerWithUsers())
+    broker, parts = console.broker, console.parts
+    node = FakeNode()
+    node.figures = node.figures._replace(leads=False)
+    follower = FollowerParts(broker.engine, parts.settings, broker.clock, parts.guard, None, node)
+    console.factory.handle, console.factory.act = FollowerSite(follower).handle, None
+    assert console.get("/healthz").status == 200
+    assert console.get("/metrics").status == 401
+    assert console.get("/metrics", "nobody").status == 403
+    assert "txmq_cluster_leader 0.0" in console.get("/metrics", "root").body
+    elsewhere = console.get("/topics", "root")
+    assert (elsewhere.status, "n1 does, at 127.0.0.1:7651" in elsewhere.body) == (503, True)
+    broker.engine.failed = Failure(OSError("gone"))
+    assert console.get("/readyz").status == 503
