@@ -168,7 +168,7 @@ class Deployment:
 
     def crash_broker(self) -> str:
         """Kill the broker and start it again, on the same port and data; of a cluster
-        the leader, whose disk is lost as well. Return what leads then.
+        the leader, whose disk is lost as well. Return what became of it.
         """
         name = self._wait_for_leader()
         broker = self.fleet.processes[name]
@@ -178,7 +178,9 @@ class Deployment:
         broker.start()
         leader = self._wait_for_leader()
         self.console = self._consoles[leader]
-        return leader
+        if self._is_cluster:
+            return f"{name} is lost with its disk, {leader} leads"
+        return "broker is ready again"
 
     def _wait_for_leader(self) -> str:
         """Return the name of the process that serves, once there is one."""

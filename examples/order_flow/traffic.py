@@ -139,8 +139,7 @@ class Traffic:
                 self._set_carrier(available=False)
                 self._outage_ends = time.monotonic() + OUTAGE_S
             case Fault.BROKER_KILLED:
-                leader = self._deployment.crash_broker()
-                self._screen.event(f"{leader} is ready")
+                self._screen.event(self._deployment.crash_broker())
             case Fault.POSTGRES_CRASHED:
                 crashed = self._deployment.crash_postgres()
                 self._screen.event(

@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+from twisted.python.failure import Failure
+
 from tests.admin.console_support import ConsoleInMemory
+from tests.broker.access.support import VERIFIER, BrokerWithUsers
 from tests.broker.support import BrokerInMemory, FakeNode
+from txmq.admin.follower import FollowerSite
+from txmq.admin.request_checks import HttpAccess
+from txmq.broker.access.guard import FollowersGuard
+from txmq.broker.service import FollowerParts
 from txmq.config.broker import SettingsFile
+from txmq.core.users import SetUser
+from txmq.wire import scram
 
 SETTINGS = SettingsFile.model_validate(
     {"broker": {"data": "/data"}, "cluster": {"kafka": "127.0.0.1:9092"}}
@@ -33,3 +42,29 @@ def test_nodes_are_listed_and_another_one_is_told_to_lead() -> None:
 
 def test_a_broker_alone_says_so() -> None:
     assert "shares its log with nobody" in ConsoleInMemory().get("/cluster").text
+
+
+def test_a_follower_shows_metrics_to_those_who_may_see_the_cluster() -> None:
+    console = ConsoleInMemory(BrokerWithUsers())
+    broker, parts = console.broker, console.parts
+    node = FakeNode()
+    node.figures = node.figures._replace(leads=False)
+    guard = FollowersGuard(broker.engine, broker.clock)
+    follower = FollowerParts(broker.engine, parts.settings, broker.clock, guard, None, node)
+    console.factory.handle, console.factory.act = FollowerSite(follower).handle, None
+    console.factory.access = HttpAccess(guard.log_in_by_http)
+    assert console.get("/healthz").status == 200
+    assert console.get("/metrics").status == 401
+    assert console.get("/metrics", "nobody").status == 403
+    assert "txmq_cluster_leader 0.0" in console.get("/metrics", "root").body
+    elsewhere = console.get("/topics", "root")
+    assert (elsewhere.status, "n1 does, at 127.0.0.1:7651" in elsewhere.body) == (503, True)
+    # The log says so, and nobody tells the guard.
+    assert console.get("/metrics", "ops").status == 200
+    broker.do(SetUser("ops", (), tuple(VERIFIER), "test", b"x" * 32))  # type: ignore[arg-type]
+    assert console.get("/metrics", "ops").status == 403
+    other = scram.make_verifier("another one", b"s" * 16, scram.MIN_ITERATIONS)
+    broker.do(SetUser("root", ("admin",), tuple(other), "test", b"x" * 32))  # type: ignore[arg-type]
+    assert console.get("/metrics", "root").status == 401
+    broker.engine.failed = Failure(OSError("gone"))
+    assert console.get("/readyz").status == 503

@@ -489,15 +489,6 @@ def lonely_node(desk: AlarmBroker) -> Iterator[str]:
     node.others = [follower]
 
 
-def kafka_away(desk: AlarmBroker) -> Iterator[str]:
-    node = desk.node
-    node.figures = node.figures._replace(unconfirmed_s=5.0)
-    yield ""
-    node.figures = node.figures._replace(unconfirmed_s=7.4)
-    yield "Kafka has taken no write of this leader for 7 s"
-    node.figures = node.figures._replace(unconfirmed_s=0.1)
-
-
 def old_backup(desk: AlarmBroker) -> Iterator[str]:
     yield ""
     desk.broker.do(NoteBackup(desk.broker.now() - 36 * HOUR - SECOND))
@@ -533,7 +524,6 @@ STORIES = {
     "cluster.node_silent": silent_node,
     "cluster.node_behind": late_node,
     "cluster.no_follower": lonely_node,
-    "cluster.kafka_away": kafka_away,
     "log.restored": restored,
     "log.backup_old": old_backup,
     "certificate.ends": ending_certificate,

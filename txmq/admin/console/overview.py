@@ -35,7 +35,7 @@ PAGES_OF_ALARMS = {
     "heuristic.mixed": ("transactions/xa?heuristic=yes", "Heuristic decisions"),
     **dict.fromkeys(("xa.orphan", "xa.needs_operator", "xa.lost_branch", "xa.unreachable"), XA),
     **dict.fromkeys(
-        ("cluster.no_follower", "cluster.node_silent", "cluster.node_behind", "cluster.kafka_away"),
+        ("cluster.no_follower", "cluster.node_silent", "cluster.node_behind"),
         ("cluster", "Nodes"),
     ),
     "group.letters": ("letters/{name}", "Dead letters"),

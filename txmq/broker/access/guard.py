@@ -402,6 +402,10 @@ class FollowersGuard(Guard):
         self.forget()
         return super().asks(login)
 
+    def log_in_by_http(self, peer: str, authorization: str | None) -> Rights | None:
+        self.forget()
+        return super().log_in_by_http(peer, authorization)
+
     def _note(self, user: str, need: Need) -> None: ...
 
 

@@ -37,7 +37,6 @@ DOUBTED = timedelta(days=1)  # a broker that was down for less is no reason for 
 BUILT_WITHIN_S = 3_600.0  # a plan whose letters a client adds
 BEHIND_S = 10.0  # that sends wait; less is a burst
 NODE_BEHIND_S = 30.0  # what a node tells of itself is up to so old
-KAFKA_AWAY_S = 5.0  # several times the lease
 EVERYTHING = "everything"  # instead of what a filter lets through
 FAULT_S = 3_600.0  # that an internal error stays an alarm
 ENDING_US = DAY  # before its end, a certificate is a critical alarm
@@ -67,7 +66,6 @@ class Conditions(NamedTuple):
     filters: Mapping[str, Mapping[str, str]]  # of members, by group
     undelivered: Mapping[str, str]  # why receivers of alarms do not get them, by name
     nodes: Sequence[NodeView]  # of the cluster; a broker alone has none
-    unconfirmed_s: float  # since Kafka has taken a write of this leader for certain
     certificates: Sequence[CertificateEnd]
 
     def older_than(self, since: int, seconds: float) -> bool:
@@ -153,12 +151,6 @@ def cluster_no_follower(seen: Conditions) -> str:
     if not seen.nodes or any(node.role == "follower" for node in seen.nodes):
         return ""
     return "no other node follows the log: when this one dies, nobody serves"
-
-
-def cluster_kafka_away(seen: Conditions) -> str:
-    if seen.unconfirmed_s <= KAFKA_AWAY_S:
-        return ""
-    return f"Kafka has taken no write of this leader for {seen.unconfirmed_s:.0f} s"
 
 
 def log_damaged(seen: Conditions) -> str:

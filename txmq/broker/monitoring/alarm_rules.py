@@ -245,12 +245,6 @@ ALARM_RULES = (
         "txmq group show GROUP names the keys; mend, then replay or abandon their letters",
     ),
     AlarmRule(
-        "cluster.kafka_away",
-        "critical",
-        conditions.cluster_kafka_away,
-        "mend Kafka: writes wait, and are refused; the nodes go on by themselves",
-    ),
-    AlarmRule(
         "cluster.no_follower",
         "critical",
         conditions.cluster_no_follower,

@@ -197,7 +197,6 @@ class AlarmService:
             self._members.filters(),
             self.delivery.undelivered(),
             () if self.cluster is None else self.cluster.view().nodes,
-            0.0 if self.cluster is None else self.cluster.numbers().unconfirmed_s,
             () if self.certificates is None else self.certificates.ends(),
         )
 
