@@ -450,12 +450,21 @@ def test_nacks_and_acks_of_a_lost_connection_are_answered_before_anything_is_fet
         scripted.operations.nack(message, 0, "failed")
     scripted.disconnect()
     scripted.joined(generation=3)
-    assert scripted.request_names() == ["ack", *["consumer.nack"] * 64]
+    assert scripted.request_names() == ["ack", *["consumer.nack"] * 99]
     for _ in range(99):
         scripted.answer("consumer.nack", moved="retry", attempt=1, due_at=0)
     assert scripted.request_names() == ["ack"]
     scripted.answer("ack", b"")
     assert scripted.request_names() == ["fetch"]
+
+
+def test_a_thousand_nacks_are_on_their_way_at_once() -> None:
+    scripted = ScriptedMember().joined().fetched(chunk(*map(str, range(1_100))))
+    scripted.operations.nack_many(scripted.receive(1_100), 0, "failed")
+    assert scripted.request_names().count("consumer.nack") == 1_024
+    scripted.answer("consumer.nack", moved="retry", attempt=1, due_at=0)
+    assert scripted.request_names().count("consumer.nack") == 1_024
+    assert scripted.member.settlement.unconfirmed_nacks == 1_099
 
 
 def redelivered(lease: int = 8) -> tuple[ScriptedMember, Any, Any]:

@@ -534,7 +534,7 @@ class Member:
                 group=self.settings.group,
                 nacks=nacks,
                 hint="their messages are delivered again as if they had not failed; "
-                "each nack is a record on the broker's disk: give close() a longer timeout",
+                "a longer timeout of close() hears of more",
             )
 
     def _left(self, answer: object, now: float) -> None:

@@ -32,7 +32,7 @@ from txmq.model.topic_partition import PartitionName
 from txmq.wire.data_requests import AckedRange, unpack_refused
 from txmq.wire.json import parse_as
 
-NACKS_IN_FLIGHT = 64
+NACKS_IN_FLIGHT = 1_024  # each waits for a sync, which those on their way share
 ANY_LEASE = 1 << 63
 LINGER_S = 0.01  # that an ack waits for others to share its request
 TIMED_OUT = 1_000  # expired messages that are remembered, to log late acks of them
