@@ -367,7 +367,7 @@ def test_lists_and_searches_that_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
     for number in range(2, 5):
         token = broker.half(number, Message(b"1", "k-many"))
         broker.do(DecideTransaction(bytes.fromhex(token), Decision.COMMIT, "producer shop"))
-    _shown(console, "/trace?key=k-many&limit=2", "There are more: txmq trace --key k-many")
+    _shown(console, "/trace?key=k-many&limit=2", "There are more: txmq trace --key 'k-many'")
     broker.ask("topic.alter", name="t", readable=True, **WHO)
     monkeypatch.setattr("txmq.admin.console.topics.MAX_SCANS", 1)
     monkeypatch.setattr("txmq.admin.console.topics.MESSAGES", 1)

@@ -121,9 +121,8 @@ class Page:
     def fill(self) -> None:
         """Make dead letters."""
         for _ in range(LETTERS):
-            sent = self.client.send(
-                "orders", b'{"amount": 1}', key="order-17", headers={"trace": "t"}
-            )
+            body = b'{"amount": 1, "order": {"id": 17}}'
+            sent = self.client.send("orders", body, key="order-17", headers={"trace": "t"})
             self.message_id = sent.message_id
         self.shop.dead_letters(self.group, "orders", LETTERS, ERRORS)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from shlex import quote
 from typing import Any
 
 from txmq.admin.console.life import trace_of
@@ -11,7 +10,6 @@ from txmq.admin.console.page import Page, PageRequest, View
 from txmq.client.protocol.life_events import name_of, sequence_of
 
 MAX_MESSAGES = 50
-OPTIONS = {"body": "in-body"}  # of the command
 NO_BREAK = "\u00a0"
 NAMES = {"key": "key", "id": "message", "body": "body", "header": "header"}
 FIELDS = ("topic", "partition", "offset", "token", "message_id")
@@ -35,8 +33,7 @@ async def trace(request: PageRequest) -> View:
         for step in sequence_of(found.trace.messages)
     ]
     about = ", ".join(f"{NAMES[name]} {request.text(name)}" for name in named)
-    again = " ".join(f"--{OPTIONS.get(name, name)} {quote(request.text(name))}" for name in named)
-    shown = {"traced": found.trace, "steps": steps, "about": about, "command": again}
+    shown = {"traced": found.trace, "steps": steps, "about": about}
     return View("trace.html", {**shown, "reached": found.reached, "cut": found.cut})
 
 
