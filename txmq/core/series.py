@@ -36,7 +36,7 @@ class NoteSeries(NamedTuple):
     series: Named
 
 
-@event(63)
+@event(59)
 class SeriesNoted(NamedTuple):
     """The samples of a step that is over."""
 

@@ -14,4 +14,4 @@ async def cluster(request: PageRequest) -> View:
     return View("cluster.html", {"shown": shown, "is_alone": is_alone, "followers": followers})
 
 
-PAGES = (Page("cluster", "Cluster", cluster, "Cluster", "c"),)
+PAGES = (Page("cluster", "Cluster", cluster, "Cluster", "c", needs="cluster.describe"),)
