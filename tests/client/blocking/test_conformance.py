@@ -1,6 +1,6 @@
 """Each way to have rows and messages in one transaction, in each of the same scenes.
 
-The table in docs/TRANSACTIONS.md says what its users see; here it is shown. Whatever it
+The tables in scenes.md say what their users see; here it is shown. Whatever it
 is, rows and messages agree in the end. A cell counts only if its scene has happened:
 the server says so, by its SQLSTATE, its list of sessions or a sequence.
 """
@@ -23,7 +23,7 @@ from tests.client.kept_sessions import asked
 from tests.client.world import ApplicationError, World, fail
 from txmq.testing.wait import wait_until
 
-DOCUMENT = Path(__file__).parents[3] / "docs" / "TRANSACTIONS.md"
+DOCUMENT = Path(__file__).with_name("scenes.md")
 DIVISION_BY_ZERO, SERIALIZATION_FAILURE, DEADLOCK = "22012", "40001", "40P01"
 TERMINATES = """
 CREATE SEQUENCE IF NOT EXISTS deaths;  -- no rollback takes it back
