@@ -192,6 +192,27 @@ def test_what_cannot_be_is_refused_when_it_is_declared(arguments: Any, error: st
 # With a real broker
 
 
+def test_what_a_handler_publishes_names_its_cause(broker: TxmqBroker, client: Client) -> None:
+    topic, effects = fresh("t"), fresh("effects")
+
+    @broker.subscriber(topic)
+    @broker.publisher(effects)
+    async def handle(text: str) -> str:
+        return text
+
+    async def story() -> str:
+        async with broker:
+            await broker.start()
+            receipt = await broker.publish("first", topic)
+            assert receipt is not None
+            await until(lambda: lag(client, broker.config.group) == 0)
+            return receipt.message_id
+
+    cause = run(story)
+    [effect] = client.find(effects)
+    assert (effect.headers["causation"], effect.headers["correlation"]) == (cause, cause)
+
+
 def test_messages_come_with_headers_key_and_context(
     broker: TxmqBroker, real: RealBroker, client: Client
 ) -> None:

@@ -123,6 +123,28 @@ def test_labels_choose_topic_key_and_delay(broker: TxmqBroker, client: Client) -
     assert [one["topic"] for one in delayed if one["topic"] == broker.topic] == [broker.topic]
 
 
+def test_what_a_task_sends_names_its_cause(broker: TxmqBroker, client: Client) -> None:
+    topic = fresh("effects")
+
+    @broker.task
+    async def work() -> None:
+        await broker.client.send(topic, b"effect")
+
+    async def story() -> None:
+        async with working(broker):
+            await work.kiq()
+            await until(lambda: topic in names(client) and list(client.find(topic)))
+
+    run(story)
+    [task], [effect] = client.find(broker.topic), client.find(topic)
+    assert effect.headers["causation"] == task.message_id
+
+
+def names(client: Client) -> list[str]:
+    """Return the names of the topics."""
+    return [one["name"] for one in client.call("topic.list")["topics"]]
+
+
 def test_tasks_of_a_transaction_run_if_it_commits(broker: TxmqBroker, client: Client) -> None:
     ran = []
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+import txmq
 from tests.broker.support import BrokerInMemory, send_payload, writes
 from txmq.broker.monitoring.series import FINE, SeriesStore
 from txmq.broker.monitoring.statistics import Statistics
 from txmq.core.consumers.commands import JoinGroup
-from txmq.core.events.base import RecordContext, encode
+from txmq.core.events.base import KINDS, RecordContext, decode, encode
 from txmq.core.series import (
     DAY_STEPS,
     HOUR_STEPS,
@@ -24,6 +27,8 @@ from txmq.core.state.state import State
 from txmq.core.topics.topics import CreateTopic
 from txmq.store import tables as t
 from txmq.store.tables import MemoryTables
+from txmq.testing.broker_thread import BrokerThread
+from txmq.testing.wait import wait_until
 from txmq.wire.data_requests import Opcode
 
 
@@ -77,7 +82,9 @@ def replayed(notes: list[NoteSeries]) -> State:
     """Return the state with these steps."""
     state = State(MemoryTables())
     for note in notes:
-        apply_noted(state, SeriesNoted(*note), RecordContext(0, 0, 0, 0, 0))
+        event = decode(KINDS[SeriesNoted], encode(SeriesNoted(*note)))
+        assert isinstance(event, SeriesNoted)
+        apply_noted(state, event, RecordContext(0, 0, 0, 0, 0))
     return state
 
 
@@ -153,6 +160,23 @@ def test_the_series_of_a_broker_survive_a_restart_without_a_write_of_their_own(
     assert len(found["series"]["undecided"]) > 2 * POINTS
     day = again.series(["undecided"], "day")["series"]["undecided"]
     assert day[:2] == [0.0, 0.0]
+
+
+def test_a_stopped_broker_goes_on_with_its_charts(tmp_path: Path) -> None:
+    def points() -> list[float | None]:
+        reply = client.call("broker.series", names=["letters"], span="hour")
+        found: list[float | None] = reply["series"].get("letters", [])
+        return found
+
+    with BrokerThread(tmp_path) as broker, txmq.connect(broker.url) as client:
+        for number in range(POINTS + 5):
+            broker.clock.advance(SAMPLE_S)
+            wait_until(lambda: len(points()) > number)  # noqa: B023  # called within the turn
+        before = points()
+    with BrokerThread(tmp_path) as broker, txmq.connect(broker.url) as client:
+        assert points()[: len(before)] == before
+        day = client.call("broker.series", names=["letters"], span="day")["series"]["letters"]
+        assert day[0] == 0.0
 
 
 def test_a_clock_that_is_set_back_begins_new_series() -> None:
