@@ -192,8 +192,8 @@ def _edit_in_all_groups(state: Any, event: LetterEdited, context: Any) -> None:
             state.failed_messages.put(FAILED_KEY.pack(group.group_id, *event[1:4]), tuple(row))
 
 
-def _delivery_but_no_duplicate(self: Any, place: Any, state: int, lease: int = 0) -> Any:
-    return None if state == DUPLICATE else _delivery(self, place, state, lease)
+def _delivery_but_no_duplicate(self: Any, place: Any, state: int, *after: Any) -> Any:
+    return None if state == DUPLICATE else _delivery(self, place, state, *after)
 
 
 def _change_without_message(state: Any, audited: Any, now: int, decide: Any) -> Any:
