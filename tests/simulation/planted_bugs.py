@@ -121,6 +121,17 @@ def _in_every_seed(actors: ModuleType, around: Callable[[], Patches]) -> Callabl
     return both
 
 
+def _with_slow_handlers(around: Callable[[], Patches]) -> Callable[[], Patches]:
+    """Return the patches, for simulations of slow handlers."""
+
+    @contextmanager
+    def both() -> Iterator[None]:
+        with patch.multiple(client_consumers, **client_consumers.SLOW), around():
+            yield
+
+    return both
+
+
 @contextmanager
 def _settling_duplicates() -> Iterator[None]:
     """Let refused nacks settle duplicates, of one member with more handlers.
@@ -588,11 +599,10 @@ BUGS = (
     ),
     Bug(
         "a member fetches before its repeated acks are answered",
-        around=_in_every_seed(
-            client_consumers,
-            _patching(Settlement, "resending", property(lambda self: bool(self._nacks))),
+        around=_with_slow_handlers(
+            _patching(Settlement, "resending", property(lambda self: bool(self._nacks)))
         ),
-        first=2327,
+        first=8,
     ),
     Bug(
         "a fence releases messages before those of earlier pieces",
