@@ -111,6 +111,7 @@ DEEP: Final = {
         "tests/recover/local/test_crash.py",
         "tests/recover/spool/test_spool_simulation.py",
         "tests/simulation/test_simulation.py::test_every_invariant_holds_for_every_seed",
+        "tests/simulation/test_simulation.py::test_every_invariant_holds_with_slow_handlers",
         "tests/store/index/test_environment.py",
         "tests/store/index/test_lmdb_tables.py::TestBeside::runTest",
     ),

@@ -7,11 +7,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from unittest.mock import patch
 
 import pytest
 import structlog
 
 from tests.reporting import Report
+from tests.simulation import client_consumers
+from tests.simulation.client_consumers import SLOW
 from tests.simulation.planted_bugs import BUGS, Bug
 from tests.simulation.seeds import chosen, find_bug, ranges
 from tests.simulation.simulation import Simulation
@@ -19,6 +22,7 @@ from tests.simulation.simulation import Simulation
 pytestmark = pytest.mark.timeout(900)  # seeds need processor time only, which a busy machine lacks
 SEEDS = 200  # 0.2 to 0.6 s of CPU each; make soak has 10,000 others
 FIRST_SEEDS = 50  # those of every change
+SLOW_SEEDS = 60
 SOAK_FIRST, SOAK_SEEDS = 100_000, 10_000
 SEEDS_PER_TEST = 100  # several tests, so that processes share them
 LEAST_PER_SEED = {
@@ -105,6 +109,12 @@ def test_every_invariant_holds_for_the_first_seeds(first: int, last: int) -> Non
 @pytest.mark.parametrize(("first", "last"), chosen(SEEDS, SEEDS_PER_TEST))
 def test_every_invariant_holds_for_every_seed(first: int, last: int, report: Report) -> None:
     report({"seeds": last - first, **_run_seeds(first, last)})
+
+
+@pytest.mark.parametrize(("first", "last"), chosen(SLOW_SEEDS, SLOW_SEEDS))
+def test_every_invariant_holds_with_slow_handlers(first: int, last: int) -> None:
+    with patch.multiple(client_consumers, **SLOW):
+        _run_seeds(first, last)
 
 
 @pytest.mark.soak

@@ -421,10 +421,21 @@ def test_a_message_delivered_anew_after_the_refusal_is_received_before_later_one
     assert scripted.receive() == []
 
 
+def test_a_refusal_is_about_no_lease_of_a_later_generation_than_the_nack_names() -> None:
+    scripted, _message = restarted()
+    scripted.requests()
+    scripted.fetched(chunk(*keyed("aba"), lease=8))
+    assert scripted.args_of("consumer.nack")["generation"] == 1
+    scripted.refuse("consumer.nack", refusal(9))  # by now, so lease 8 was there
+    assert scripted.args_of("consumer.nack")["generation"] == 3
+    assert bodies(scripted.receive(9)) == ["b1"]
+
+
 def test_a_refusal_settles_what_was_delivered_before_it_was_decided() -> None:
     scripted, _message = restarted()
     scripted.requests()
     scripted.fetched(chunk(*keyed("a"), lease=8))
+    scripted.refuse("consumer.nack", refusal(8))
     scripted.refuse("consumer.nack", refusal(9))  # that lease is over, too
     assert "consumer.nack" not in scripted.request_names()
     assert scripted.member.queue.unsettled() == []

@@ -14,6 +14,7 @@ duplicate is received behind those (`redeliver`).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from math import inf
 
 from txmq.batch import rows_with_tag
 from txmq.client.protocol.consumer.fetched import (
@@ -277,13 +278,16 @@ class LocalQueue:
                 return batch
         return None
 
-    def delivery(self, messages: AckedRange, state: int, lease: int = 0) -> FetchedBatch | None:
+    def delivery(
+        self, messages: AckedRange, state: int, lease: int = 0, after: float = inf
+    ) -> FetchedBatch | None:
         """Return the batch that has a message of this range in that state and was
-        delivered under that lease or a later one.
+        delivered under that lease or a later one, or after that generation.
         """
         partition = self._partitions.get(messages[:2])
         for batch in partition.batches if partition is not None else ():
-            if batch.lease >= lease and batch.count(messages.start, messages.end, state):
+            is_later = batch.lease >= lease or batch.generation > after
+            if is_later and batch.count(messages.start, messages.end, state):
                 return batch
         return None
 

@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from itertools import count
+from math import inf
 from typing import NamedTuple
 
 from txmq.client.log import get_logger
@@ -295,12 +296,13 @@ class Settlement:
             self._refused(error, now)
             return
         log.warning("message.nack_refused", place=place_name(nack.place), error=error.message)
-        lease = ANY_LEASE
+        lease, after = ANY_LEASE, inf
         if isinstance(error, NotLeased):  # the lease had run out: it is delivered again
             lease = int(str(error.detail.get("fence_lease", ANY_LEASE)))
+            after = nack.generation  # the broker has judged no lease of later ones
         else:
             self._refused(error, now)
-        duplicate = self._queue.delivery(nack.place, DUPLICATE, lease)
+        duplicate = self._queue.delivery(nack.place, DUPLICATE, lease, after)
         if duplicate is None:
             self._settle_nacked(nack, lease, now)
             return
