@@ -445,6 +445,25 @@ def test_zeros_for_later_records_are_a_quarter_of_the_budget_at_most() -> None:
     assert len(set(later)) > 2
 
 
+def test_a_write_brings_no_zeros_while_senders_wait_for_the_disk() -> None:
+    rig = Rig(step=64 << 10)
+    path = segment_path(DATA, 0)
+
+    def zeros_behind(*, waiting: bool) -> list[int]:
+        found = list[int]()
+        for _ in range(40):
+            rig.send(early=False)
+            if waiting:
+                rig.engine.hurry()
+            rig.turn()
+            rig.work()
+            found.append(rig.fs.open(path).size() - rig.log.end)
+        return found
+
+    assert zeros_behind(waiting=True)[-1] == 0, "those of the boot are used up"
+    assert zeros_behind(waiting=False)[-1] > 0
+
+
 def test_what_is_larger_than_the_budget_begins_where_little_is_ahead() -> None:
     rig = Rig()
     engine = rig.engine

@@ -396,6 +396,8 @@ class Engine:
 
     def _write_and_sync(self, flush: Flush | None) -> None:
         self._schedule.sync_began()
+        # Sends that wait make the next write large: it would write over the zeros.
+        self.store.limit_zeros(0 if self._senders_wait else self.budget.bytes // ZEROS_SHARE)
         self._senders_wait = False
         self._missed_write = 0
         early = self._take_early_replies()
@@ -535,7 +537,6 @@ class Engine:
         taken_s = self._clock.seconds() - began
         self._mean_write_s += LATENCY_WEIGHT * (taken_s - self._mean_write_s)
         self.budget.observe(size, taken_s)
-        self.store.limit_zeros(self.budget.bytes // ZEROS_SHARE)
 
     def _is_full(self, error: BaseException | None) -> bool:
         return isinstance(error, DiskFull) and self.store.read_only
