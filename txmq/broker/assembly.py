@@ -63,7 +63,7 @@ from txmq.tx.checkback import CheckSchedule
 from txmq.wire.hello import BrokerLimits, Welcome
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from random import Random
 
     from twisted.python.failure import Failure
@@ -246,9 +246,13 @@ class Assembly:
         self._members.adopt_members()
         self._stall_guard.tick()  # the first, which says whether the next one is late
         self._delays.tick()  # overdue messages come before new ones
+        # A loop for each period: to wake up costs more than most of these functions.
+        loops: dict[float, list[Callable[[], None]]] = {}
         for seconds, function in self._timers:
             place = getattr(function, "__qualname__", "timer")
-            loop = LoopingCall(self._engine.faults.guard(place, function))
+            loops.setdefault(seconds, []).append(self._engine.faults.guard(place, function))
+        for seconds, functions in loops.items():
+            loop = LoopingCall(_call_each, functions)
             loop.clock = self._clock  # type: ignore[assignment]  # Twisted's type is an interface of zope's
             loop.start(seconds, now=False).addErrback(failed)
             self._loops.append(loop)
@@ -305,3 +309,8 @@ def _schedule(settings: CheckbackSettings) -> CheckSchedule:
         longest=int(settings.longest_s * SECOND),
         in_doubt_after=settings.in_doubt_after,
     )
+
+
+def _call_each(functions: Sequence[Callable[[], None]]) -> None:
+    for function in functions:
+        function()
