@@ -455,10 +455,9 @@ class Member:
 
     def may_fetch(self) -> bool:
         """Return whether a fetch is due and allowed."""
-        held_back = self.closing or self._stale or self.settlement.resending
         return (
-            not held_back
-            and self.fetcher.is_due()
+            self.fetcher.is_due()  # the first, because each received message asks: mostly not
+            and not (self.closing or self._stale or self.settlement.resending)
             and (self.recovery is None or not self.recovery.holds_back)
         )
 
