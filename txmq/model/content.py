@@ -122,7 +122,8 @@ def _at(body: bytes, path: Path) -> Any:  # noqa: ANN401  # what JSON has
     try:
         found = json.loads(body)
         for step in path:
-            if type(found) is not (dict if isinstance(step, str) else list):
+            container: Any = dict if isinstance(step, str) else list
+            if not isinstance(found, container):
                 return _MISSING
             found = found[step]
     except (ValueError, LookupError, RecursionError):
