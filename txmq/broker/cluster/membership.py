@@ -133,6 +133,9 @@ class Membership:
                 await deferLater(self._reactor, self._tick_s)
         if self._partition is not None:
             self._partition.close()
+            # Connections of clients are closed meanwhile: they go on elsewhere.
+            while not self._partition.is_over and _seconds() < until:
+                await deferLater(self._reactor, self._tick_s)
 
     def _end(self, error: NodeEnded) -> None:
         if not self._leaves:

@@ -78,8 +78,11 @@ class Replica:
         return self._place
 
     def tick(self) -> None:
-        """Timer, several times in each third of the lease."""
-        if self.node is not None:
+        """Timer, several times in each third of the lease. A node whose copy has failed
+        neither beats nor claims.
+        """
+        if self.node is not None and self._engine.failed is None:
+            self.node.has_space = not self._engine.disk.refusing
             self.node.tick(self._seconds())
 
     # what the node tells
