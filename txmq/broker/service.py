@@ -372,11 +372,15 @@ class BrokerService:
             yield Deferred.fromCoroutine(self._cluster.leave())
         if follows:
             yield self._close_copy().addErrback(self._failed)
+        self._end_threads("log")  # a node's last flush may still be written
         self._engine.store.close()
-        for name, threads in self._threads.items():
-            if not threads.stop(THREADS_END_S):
-                log.error("broker.thread_hangs", thread=name)
+        self._end_threads(*self._threads)
         self._advance(Lifecycle.CLOSED)
+
+    def _end_threads(self, *names: str) -> None:
+        for name in names:
+            if not self._threads.pop(name).stop(THREADS_END_S):
+                log.error("broker.thread_hangs", thread=name)
 
     @inlineCallbacks
     def _drain(self) -> Any:  # noqa: ANN401  # a Deferred

@@ -1,7 +1,8 @@
 """A broker's copy of a shared log: it follows the others, and then leads.
 
     partition ──► node (rules) ──► log here ──► state and tables       follower
-    engine ──► log here and node ──► partition ──► replies             leader
+    engine ──► log here, in a thread
+          └──► node ──► partition ──► replies                          leader
 
 A follower appends the same bytes to its log and applies the same events, so its state
 is warm. A leader ends its process when it is deposed: its memory is ahead of the log.
@@ -13,7 +14,7 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 import structlog
-from twisted.internet.defer import Deferred, fail
+from twisted.internet.defer import Deferred
 from twisted.python.failure import Failure
 
 from txmq.broker.data_directory.storage import roll_forward
@@ -104,10 +105,11 @@ class Replica:
         lead for ever, and serve nothing.
         """
         engine, end = self._engine, self._engine.store.end
+        if engine.failed is not None:
+            return
         if end != place.end:
             said = f"this copy of the shared log ends at {end}, what counts ends at {place.end}"
             engine.fail(Failure(StoreError(said, hint=_COPY)))
-        if engine.failed is not None:
             return
         self._written = place.end
         self.leading.callback(place)
@@ -129,16 +131,13 @@ class Replica:
     # what the engine asks
 
     def replicate(self, flush: Flush) -> Deferred[None]:
-        """Write a flush here without a sync, and bring it to the other nodes."""
-        node, store = self.node, self._engine.store
+        """Bring a flush to the other nodes. One that resigns leaves it to its end."""
+        node = self.node
         assert node is not None, "only a leader has something to write"
-        try:
-            store.write(flush, sync=False)
-            for data, begins in segment_bytes(flush, store.log_id, self._written):
+        if not node.is_resigning:
+            for data, begins in segment_bytes(flush, self._engine.store.log_id, self._written):
                 node.append(data, self._seconds(), begins_segment=begins)
             self._written = flush.end
-        except Exception:  # noqa: BLE001  # the engine's to judge
-            return fail(Failure())
         waiting: Deferred[None] = Deferred()
         self._flushes.append((flush.end, waiting))
         return waiting
