@@ -56,7 +56,6 @@ if TYPE_CHECKING:
     from txmq.broker.monitoring.alarms import AlarmService
     from txmq.broker.reactor.held_sends import HeldSends
     from txmq.config.broker import SettingsFile, TlsSettings
-    from txmq.store.shared.records import Genesis
 
     # begins to listen, and gives an IListeningPort
     Edge = Callable[["BrokerParts"], Awaitable[Any]]
@@ -145,8 +144,8 @@ class BrokerService:
         self._advance(Lifecycle.RECOVERING)
         require_private(settings.data)
         began, fs = time.monotonic(), RealFileSystem()
-        genesis = None if self._settings.cluster is None else self._join_cluster()
-        opened = self._opened = open_directory(fs, settings, self._clocks.wall(), genesis)
+        partition = None if self._settings.cluster is None else self._join_cluster()
+        opened = self._opened = open_directory(fs, settings, self._clocks.wall(), partition)
         _log_recovery(opened, time.monotonic() - began)
         self._steady = SteadyClock(*self._clocks, opened.state.stored_at)
         engine = self._engine = self._make_engine(opened, self._steady)
@@ -161,15 +160,15 @@ class BrokerService:
         else:
             self._storage.place = self._cluster.copy_to(engine, opened.tables)
 
-    def _join_cluster(self) -> Callable[[], Genesis]:
-        """Look at the cluster's topic; return what reads its first record."""
+    def _join_cluster(self) -> Membership:
+        """Look at the cluster's topic, and become one of its nodes."""
         assert self._settings.cluster is not None
         from txmq.broker.cluster.membership import Membership  # noqa: PLC0415  # an extra
 
         self._cluster = Membership(
             self._settings.cluster, self._settings.broker.name, self._reactor, self._failed
         )
-        return self._cluster.genesis
+        return self._cluster
 
     async def _lead(self) -> None:
         """Follow the cluster's log until this node leads it."""

@@ -33,10 +33,14 @@ if TYPE_CHECKING:
 # Memory is ahead of the log then, and a new process is not.
 FOLLOWS_AGAIN = (End.DEPOSED, End.RESIGNED, End.UNDELIVERED)
 _AGAIN = "start it again: it follows from where its copy ends"
-_COPY = "remove its data directory, and start it with a copy of another node's (txmq log backup)"
+_COPY = (
+    "empty its data directory, and begin it with a copy of another node's: `txmq log backup`,"
+    " and `txmq log restore --config` with its section [cluster]"
+)
 HINTS = {
     **dict.fromkeys(FOLLOWS_AGAIN, _AGAIN),
-    End.DIVERGED: "find out which copy of the log is longest before you start anything again",
+    End.DIVERGED: "find out which copy of the log is longest (txmq log verify --data DIR)"
+    " before you start anything again: this one is kept as it is",
     End.FORGOTTEN: _COPY,
     End.UNSUPPORTED: "install that version here",
 }
@@ -126,7 +130,11 @@ class Replica:
         for _end, waiting in self._flushes:
             waiting.errback(Failure(error))
         self._flushes.clear()
-        self.on_end(error)
+        try:
+            if end is End.DIVERGED:
+                self._engine.store.forbid_cut(str(error))
+        finally:
+            self.on_end(error)
 
     # what the engine asks
 
