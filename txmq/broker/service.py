@@ -21,6 +21,7 @@ from txmq.broker.assembly import Assembly
 from txmq.broker.checkback.resolver_service import ResolverService
 from txmq.broker.data_directory.directory_id import directory_id
 from txmq.broker.data_directory.private_files import require_private
+from txmq.broker.data_directory.retention_service import RetentionService
 from txmq.broker.data_directory.scrub_service import ScrubService
 from txmq.broker.data_directory.storage import OpenedDirectory, StorageService, open_directory
 from txmq.broker.data_directory.stored_reports import StoredReports
@@ -173,10 +174,20 @@ class BrokerService:
     async def _lead(self) -> None:
         """Follow the cluster's log until this node leads it."""
         assert self._cluster is not None
-        loops = [self._every(STORAGE_S, self._storage.tick), self._every(DISK_S, self._watch.tick)]
+        retention = RetentionService(
+            self._engine, self._settings.retention, self._reactor, decides=False
+        )
+        self._storage.remove_segments(retention, self._archive)
+        loops = [
+            self._every(STORAGE_S, self._storage.tick),
+            self._every(DISK_S, self._watch.tick),
+            self._every(self._settings.retention.every_s, retention.tick),
+        ]
         place = await self._cluster.lead()
+        retention.stop()
         for loop in loops:
             loop.stop()
+        self._storage.forget_before = self._cluster.forget_before
         engine = self._engine
         engine.state.boot_epoch = place.epoch - 1
         engine.boot(self._settings.broker.name, self._clocks.wall())
@@ -257,12 +268,15 @@ class BrokerService:
             memory=StoredReports(settings.data) if alone else None,
         )
 
+    @property
+    def _archive(self) -> str:
+        return str(self._settings.retention.archive or self._settings.broker.data / "archive")
+
     def _connect(self, watch: DiskWatch) -> None:
         """Have the services of disks and databases know those of the assembly."""
         assembly, checks = self._assembly, self._assembly.checks
         self._resolvers.on_recheck(checks.database_is_back, checks.check_now)
-        archive = self._settings.retention.archive or self._settings.broker.data / "archive"
-        self._storage.remove_segments(assembly.retention, str(archive), assembly.holds)
+        self._storage.remove_segments(assembly.retention, self._archive, assembly.holds)
         assembly.bound_background_work(self._storage.has_room)
         assembly.reloading.register("disk", watch.use, fixed=("ballast_mib",))
         assembly.reloading.load = self._load

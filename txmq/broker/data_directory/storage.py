@@ -11,6 +11,7 @@ the log.
 
 from __future__ import annotations
 
+from collections import deque
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -43,6 +44,7 @@ from txmq.store.restore import require_served
 from txmq.store.shared.rules import Place
 from txmq.store.shared.stored_place import load_place, save_place
 from txmq.store.snapshot import (
+    RETAINED,
     newest_snapshot,
     older_snapshot_position,
     read_rows,
@@ -359,6 +361,9 @@ class StorageService:
         self._pause = 0  # calls of `tend` to let pass after trouble
         # of a shared log: where its partition is read, or None
         self.place: Callable[[], Place] | None = None
+        # of its leader: lets the partition forget what is before a place
+        self.forget_before: Callable[[Place], None] | None = None
+        self._places: deque[tuple[int, Place]] = deque()  # of snapshots, by their positions
         self._tried_space = False  # in the tick before
 
     def remove_segments(
@@ -399,12 +404,14 @@ class StorageService:
     def _maintain(self) -> None:
         log, disk = self._engine.store, self._engine.disk
         if self._tables.position - self._snapshot >= self._snapshot_due():
+            place = None if self.place is None else load_place(self._tables)
+            if place is not None:
+                self._places.append((self._tables.position, place))
             self._run("snapshot", disk.write_with_ballast, self._write_snapshot)
         elif self._release():
-            self._run(
-                "retention", self._remove, self._retention is not None and self._retention.archiving
-            )
-        elif log.end == self._snapshot and self._awaits_snapshot():
+            archives = self._retention is not None and self._retention.archiving
+            self._run("retention", self._remove, archives).addCallback(lambda _: self._forget())
+        elif log.end == self._snapshot and self._awaits_snapshot() and not self._follows:
             self._engine.submit(NoteSnapshot(self._snapshot), lambda _reply: None)
         elif (
             disk.ballast_fits
@@ -489,6 +496,23 @@ class StorageService:
             below = min(self._retention.free.below, self._older, self._held_from())
             self._released += log.release_before(below)
         return bool(self._released)
+
+    @property
+    def _follows(self) -> bool:
+        return self._retention is not None and not self._retention.decides
+
+    def _forget(self) -> None:
+        """Let the partition of a shared log forget what is removed here, and no copy
+        would read again: each has two snapshots that are this near to its end.
+        """
+        if self.forget_before is None:
+            return
+        log, place = self._engine.store, None
+        below = min(log.first, log.end - RETAINED * self._settings.snapshot_bytes)
+        while self._places and self._places[0][0] <= below:
+            place = self._places.popleft()[1]
+        if place is not None:
+            self.forget_before(place)
 
     def _held_from(self) -> int:
         """Return the position from which backups hold the log, unless the disk is
