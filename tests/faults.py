@@ -1674,6 +1674,7 @@ BUGS = {
         "a copy of an earlier beat renews the lease",
         "leading before the claim is read",
         "a leader goes on after an error",
+        "a leader waits for what nothing confirms",
         "a reader passes over what was forgotten",
         "an unclean election",
     ),

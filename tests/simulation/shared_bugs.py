@@ -39,7 +39,7 @@ _produce, _reported, _confirm, _answer = (
     Node._confirm,
     Node._answer,
 )
-_finish, _is_serving = Node._finish, Node.is_serving
+_finish, _is_serving, _lead_on = Node._finish, Node.is_serving, Node._lead_on
 
 
 def _of_node(name: str, replacement: object) -> Callable[[], Patches]:
@@ -160,6 +160,11 @@ def _serving_while_it_resigns(self: Node, now: float) -> bool:
     )
 
 
+def _deaf_to_silence(self: Node) -> None:
+    self._quiet_since = self._now
+    _lead_on(self)
+
+
 def _lost_hides(self: Node, first: int) -> None:
     """Go on behind what the partition forgot, as a reader that is reset does."""
     assert self._partition is not None
@@ -212,6 +217,9 @@ BUGS = (
         _of_node("is_serving", _serving_while_it_resigns),
         _contested,
         527,
+    ),
+    Bug(
+        "a leader waits for what nothing confirms", _of_node("_lead_on", _deaf_to_silence), first=1
     ),
     Bug("a reader passes over what was forgotten", _of_node("_lost", _lost_hides)),
     Bug("an unclean election", plant=_unclean_election),
