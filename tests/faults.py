@@ -1247,7 +1247,11 @@ FAULTS: dict[int, tuple[str, ...]] = {
     #     "test_a_log_that_begins_is_begun_once",
     #     "test_of_two_that_begin_a_log_at_once_the_first_one_does",
     # ),
-    # NEW-f: ("test_replicas_lose_nothing_and_agree",),
+    # NEW-f: (
+    #     "test_replicas_lose_nothing_and_agree",
+    #     "test_a_node_begins_with_the_backup_of_another_one",
+    # ),
+    # NEW-g: ("test_the_longest_copy_of_a_lost_cluster_is_restored_as_a_broker_alone",),
     332: (
         "test_a_node_ends_without_an_error_while_its_boot_may_not_count",
         "test_a_deposed_node_follows_again_unless_it_was_told_to_end",

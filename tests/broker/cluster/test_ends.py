@@ -45,7 +45,7 @@ from txmq.store.shared.node import End
 from txmq.store.shared.records import Genesis, Slice
 from txmq.store.shared.rules import Place
 from txmq.store.shared.slices import segment_bytes
-from txmq.store.shared.stored_place import save_place
+from txmq.store.shared.stored_place import load_place, save_place
 from txmq.store.snapshot import write_snapshot
 from txmq.testing.wait import PATIENCE_S
 
@@ -239,6 +239,19 @@ class Copy:
         end = HEADER_SIZE + len(bytes_)
         return Slice(GENESIS.log_id, 1, b"n" * 16, HEADER_SIZE, end, bytes_, begins)
 
+    def back_up(self, part: Slice, directory: Path) -> Path:
+        """Take over a slice, write a snapshot, end, and make a backup."""
+        place = Place(2, 5, GENESIS.log_id, 1, part.nonce, part.end, part.end)
+        self.replica.counted(part, place)
+        self.store(place)
+        with self.tables.dump() as (position, rows):
+            write_snapshot(FS, self._data, self.log.log_id, position, rows)
+        self.close()
+        (backup := directory / "backup").mkdir(mode=0o700)
+        with closing(StoppedLog(FS, self._data)) as log:
+            back_up(FS, log, str(backup), Unwatched())
+        return backup
+
     def close(self) -> None:
         self.tables.close()
         self.log.close()
@@ -382,16 +395,8 @@ def test_a_node_begins_with_the_backup_of_another_one(data: Path, tmp_path: Path
     copy = Copy(data, tmp_path)
     part = copy.slice()
     place = Place(2, 5, GENESIS.log_id, 1, part.nonce, part.end, part.end)
-    copy.replica.counted(part, place)
-    copy.store(place)
-    with copy.tables.dump() as (position, rows):
-        write_snapshot(FS, str(data), copy.log.log_id, position, rows)
-    copy.close()
-    backup, new = tmp_path / "backup", tmp_path / "new"
-    for directory in (backup, new):
-        directory.mkdir(mode=0o700)
-    with closing(StoppedLog(FS, str(data))) as log:
-        back_up(FS, log, str(backup), Unwatched())
+    backup = copy.back_up(part, tmp_path)
+    (new := tmp_path / "new").mkdir(mode=0o700)
     settings = BrokerSettings(data=new)
     report = restore_log(FS, backup, settings, Unwatched(), is_shared=True)
     assert (report.position, report.incarnation) == (part.end, None)
@@ -401,6 +406,25 @@ def test_a_node_begins_with_the_backup_of_another_one(data: Path, tmp_path: Path
     assert begun.log.end == part.end
     begun.tables.close()
     begun.log.close()
+    with pytest.raises(StoreError, match="a copy of a cluster's log"):
+        open_directory(FS, settings, 1)
+
+
+def test_the_longest_copy_of_a_lost_cluster_is_restored_as_a_broker_alone(
+    data: Path, tmp_path: Path
+) -> None:
+    copy = Copy(data, tmp_path)
+    part = copy.slice()
+    backup = copy.back_up(part, tmp_path)
+    (new := tmp_path / "new").mkdir(mode=0o700)
+    settings = BrokerSettings(data=new)
+    restore_log(FS, backup, settings, Unwatched())
+    alone = open_directory(FS, settings, 1)
+    assert len(alone.state.restores) == 1
+    assert alone.log.end > part.end
+    assert load_place(alone.tables) is None
+    alone.tables.close()
+    alone.log.close()
 
 
 def test_a_damaged_copy_without_a_snapshot_says_what_to_do(data: Path, tmp_path: Path) -> None:

@@ -23,7 +23,9 @@ from twisted.python.failure import Failure
 
 from txmq.core import machine
 from txmq.core.events.base import (
+    KINDS,
     Event,
+    LogRestored,
     RecordContext,
     UnknownEvent,
     decode,
@@ -42,7 +44,7 @@ from txmq.store.log.record import LOST, split_body
 from txmq.store.log.segment import HEADER_SIZE, read_log_id, segment_path
 from txmq.store.restore import require_served
 from txmq.store.shared.rules import Place
-from txmq.store.shared.stored_place import load_place, save_place
+from txmq.store.shared.stored_place import drop_place, load_place, save_place
 from txmq.store.snapshot import (
     RETAINED,
     newest_snapshot,
@@ -144,8 +146,6 @@ def _open_locked(
             known = KnownPositions(
                 tables.position, 0 if snapshot is None else snapshot.position, tables.position
             )
-            if partition is None:
-                _require_alone(directory, tables)
         if partition is not None:
             genesis = _join(fs, directory, tables, log_id, partition)
             if genesis is not None:
@@ -168,9 +168,12 @@ def _open_locked(
             _go_back(fs, directory, tables, snapshot, partition, damage)
             at = tables.position
             log, report = open_log(positions=KnownPositions(at, at, at))
+        opened.callback(log.close)
         log.replicated = partition is not None
         if tables is None:
             tables = LmdbTables.open(directory / "index", log_id=log.log_id)
+        elif partition is None:
+            _require_alone(directory, tables, log)
         state, indexed = machine.load(tables), tables.position
         replayed = _catch_up(state, log, tables)
         opened.pop_all()
@@ -243,9 +246,16 @@ def _require_unused(fs: FileSystem, directory: Path) -> None:
         raise CorruptRecord(segment_path(str(directory), 0), 0, reason, hint=hint)
 
 
-def _require_alone(directory: Path, tables: LmdbTables) -> None:
-    """Raise StoreError for the copy of a shared log, which is the other nodes' too."""
-    if load_place(tables) is not None:
+def _require_alone(directory: Path, tables: LmdbTables, log: Log) -> None:
+    """Raise StoreError for the copy of a shared log, which is the other nodes' too. One
+    that was restored since is another incarnation, and a broker's alone.
+    """
+    if load_place(tables) is None:
+        return
+    records = log.scan(max(tables.position, log.first))
+    if any(record.kind == KINDS[LogRestored] for record in records):
+        drop_place(tables)
+    else:
         raise StoreError(
             f"{directory} is a copy of a cluster's log",
             hint="start it with its section [cluster]; let the leading node make changes",
