@@ -135,7 +135,7 @@ class Writer:
             node._begun_at,
             node._confirmed_at,
             node._free_at,
-            node._resigns,
+            node.is_resigning,
             node._now,
             flight and (flight.begun_at, flight.is_reported, flight.offset, flight.read_to),
         )
@@ -354,7 +354,7 @@ def may_write(world: LogWorld, writer: Writer) -> bool:
     return (
         world.left.writes > 0
         and node.state is State.LEADING
-        and not node._resigns
+        and not node.is_resigning
         and node._in_flight is None
     )
 
@@ -498,7 +498,7 @@ def tick(world: LogWorld, writer: Writer) -> None:
 
 def may_resign(world: LogWorld, writer: Writer) -> bool:
     node = writer.node
-    return world.left.resignations > 0 and node.state is State.LEADING and not node._resigns
+    return world.left.resignations > 0 and node.state is State.LEADING and not node.is_resigning
 
 
 def resign(world: LogWorld, writer: Writer) -> None:

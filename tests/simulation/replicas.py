@@ -1,11 +1,13 @@
 """Three brokers that share a log, with engines, logs and tables on disks of their own.
 
-`shared_nodes` has the node alone, and more faults. Here processes crash and stand
-still, and the partition is as hostile as there.
+`shared_nodes` has the node alone. Here processes crash and stand still, disks are slow,
+full, damaged and lost, and the partition is as hostile as there. Retention removes
+segments everywhere, and the leader has the partition forget what nobody needs.
 """
 
 from __future__ import annotations
 
+import shutil
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
@@ -23,21 +25,26 @@ from tests.simulation.history import InvariantBroken
 from tests.simulation.shared_partition import SimulatedPartition, Topic
 from txmq.batch import encode_one, verify
 from txmq.broker.cluster.replica import Replica
+from txmq.broker.data_directory.retention_service import RetentionService
 from txmq.broker.data_directory.storage import StorageService, open_directory
 from txmq.broker.engine.engine import Engine
-from txmq.config.broker import BrokerSettings
+from txmq.config.broker import BrokerSettings, RetentionSettings
+from txmq.core.events.outcome import Rejected
+from txmq.core.retention.log_floor import topic_floor
+from txmq.core.state import log_pins
 from txmq.core.topics.sends import StoreBatch
 from txmq.core.topics.topics import CreateTopic
-from txmq.errors import NodeEnded, StoreClosed
+from txmq.errors import CorruptRecord, DiskFull, NodeEnded, ReadOnly, StoreClosed
 from txmq.model.message import Message
 from txmq.store.filesystem import RealFileSystem
-from txmq.store.log.segment import HEADER_SIZE
+from txmq.store.log.segment import HEADER_SIZE, list_segments
 from txmq.store.shared import node as node_module
 from txmq.store.shared.members import Members
 from txmq.store.shared.node import End, Node, State
-from txmq.store.shared.records import Genesis, encode
+from txmq.store.shared.records import Genesis, checksum_of, encode
 from txmq.store.shared.rules import Place
 from txmq.store.shared.stored_place import load_place
+from txmq.store.snapshot import snapshot_positions
 from txmq.wire.data_requests import SendReceipt
 
 GENESIS = Genesis(UUID(int=1), 0, HEADER_SIZE, 1_000)
@@ -45,12 +52,12 @@ FAULTS_S, SETTLE_S = 20.0, 12.0
 FAULT_S = 1.2  # from one fault to the next, on average
 SLICE = 100  # most bytes of a slice here, so that a flush takes several
 SEGMENT = 6_000
-TICK_S, STORE_S, SEND_S = 0.07, 0.3, 0.15
-
-
-def at_once(function: Callable[..., Any], *args: object) -> Deferred[Any]:
-    """Run what a thread would."""
-    return execute(function, *args)
+KEPT = 2 * SEGMENT  # bytes of messages
+SLACK = 500  # bytes of log that are new
+TICK_S, STORE_S, SEND_S, RETENTION_S = 0.07, 0.3, 0.15, 1.0
+DISK_S, SLOW_S = 0.002, 1.0  # of a call that blocks
+AGAIN_S = 0.5  # until a process that ended by an error is started again
+FS = RealFileSystem()
 
 
 class ReplicaMachine:
@@ -62,9 +69,10 @@ class ReplicaMachine:
         # less than anybody may set, so that a run has many segments and snapshots
         small = {"segment_bytes": SEGMENT, "snapshot_bytes": 3 * SEGMENT}
         self._settings = settings.model_copy(update=small)
+        self.data = data
         self._process = 0
         self._calls: list[Callable[[], None]] = []
-        self.stands_still = self.is_cut_off = False
+        self.stands_still = self.is_cut_off = self.is_full = self.is_slow = False
         self.replica: Replica | None = None
 
     # as the clock and the machine of its process
@@ -97,14 +105,40 @@ class ReplicaMachine:
         for call in calls:
             call()
 
+    def in_thread(self, function: Callable[..., Any], *args: object) -> Deferred[Any]:
+        """Run what a thread would."""
+        if not self._cluster.topic.trouble:
+            return execute(function, *args)
+        done: Deferred[Any] = Deferred()
+        slow_s = SLOW_S if self.is_slow else DISK_S
+        delay = self._cluster.rng.expovariate(1 / slow_s)
+        self.callLater(delay, lambda: execute(function, *args).chainDeferred(done))
+        return done
+
+    # as the partition, to the start of a node
+
+    def genesis(self) -> Genesis:
+        return GENESIS
+
+    def require_known(self, place: Place) -> None:
+        for offset, data in self._cluster.topic.records:
+            if offset == place.offset:
+                assert checksum_of(data) == place.checksum
+
     def start(self) -> None:
         if self.replica is not None:
             return
         self._process += 1
-        opened = open_directory(RealFileSystem(), self._settings, 1, lambda: GENESIS)
+        try:
+            opened = open_directory(FS, self._settings, 1, self)
+        except CorruptRecord:  # there is no snapshot before the damage
+            self._cluster.counts["emptied"] += 1
+            self.lose_disk()
+            opened = open_directory(FS, self._settings, 1, self)
         self.log, self.tables, self.state = opened[:3]
+        self._fill_disk()
         self.engine = Engine(
-            self.log, self.state, clock=self, now=self._cluster.now, in_thread=at_once
+            self.log, self.state, clock=self, now=self._cluster.now, in_thread=self.in_thread
         )
         self.engine.on_failure = self._engine_failed
         members = Members(self.name, self.name, "1", b"of nobody's claim")
@@ -112,9 +146,7 @@ class ReplicaMachine:
         self.replica.on_end = self._ended
         self.replica.leading.addCallback(self._lead).addErrback(self._cluster.failed.append)
         self.engine.replicate = self.replica.replicate
-        self._storage = StorageService(
-            RealFileSystem(), self.engine, self.tables, self._settings, at_once
-        )
+        self._storage = StorageService(FS, self.engine, self.tables, self._settings, self.in_thread)
         self._storage.place = lambda: self.place
         self.partition = SimulatedPartition(self._cluster.topic, self)
         rng = self._cluster.rng
@@ -128,8 +160,21 @@ class ReplicaMachine:
             now=self.seconds(),
         )
         self.replica.follow(node)
-        for seconds, work in ((TICK_S, self.replica.tick), (STORE_S, self._storage.tick)):
+        for seconds, work in (
+            (TICK_S, self.replica.tick),
+            (STORE_S, self._storage.tick),
+            (RETENTION_S, self._find_needless),
+        ):
             self._again(seconds, work)
+        self._retain(decides=False)
+
+    def _find_needless(self) -> None:
+        self._retention.tick()
+
+    def _retain(self, *, decides: bool) -> None:
+        settings = RetentionSettings(hours=0, bytes=KEPT)
+        self._retention = RetentionService(self.engine, settings, self, decides=decides)
+        self._storage.remove_segments(self._retention, "")
 
     @property
     def is_leading(self) -> bool:
@@ -140,6 +185,82 @@ class ReplicaMachine:
     def place(self) -> Place:
         assert self.replica is not None
         return self.replica.place
+
+    def _fill_disk(self) -> None:
+        """Have the log find no space while the disk is full."""
+        writer, process = self.log._writer, self._process
+        extend = writer._extend
+
+        def refuse() -> None:
+            raise DiskFull("no space")
+
+        def extend_unless_full(size: int) -> None:
+            if self.is_full and process == self._process:
+                writer._attempt(refuse, making_room=True)
+            extend(size)
+
+        writer._extend = extend_unless_full  # type: ignore[method-assign]
+
+    def fill_disk(self, seconds: float) -> None:
+        self.is_full = True
+        self._cluster.clock.callLater(seconds, setattr, self, "is_full", False)
+
+    def refuse_writes(self, _seconds: float) -> None:
+        """Have little space, until the process has ended."""
+        self.engine.disk.refusing = True
+
+    def slow_disk(self, seconds: float) -> None:
+        self.is_slow = True
+        self._cluster.clock.callLater(seconds, setattr, self, "is_slow", False)
+
+    def lose_index(self) -> None:
+        """Lose the tables, of which there may be a snapshot."""
+        shutil.rmtree(self.data / "index")
+
+    def cut_power(self) -> None:
+        """Lose what was written without a sync, in part."""
+        rng = self._cluster.rng
+        for segment in list_segments(FS, str(self.data)):
+            path, begin = Path(segment.path), max(self.tables.position - segment.first, HEADER_SIZE)
+            if begin < (size := path.stat().st_size):
+                at = rng.randrange(begin, size)
+                lost = rng.randrange(size - at)
+                path.write_bytes(path.read_bytes()[:at] + bytes(lost))
+
+    def damage_disk(self) -> None:
+        """Change a byte of what the tables stand for."""
+        segments = list_segments(FS, str(self.data))
+        position = max(self.tables.position - self._cluster.rng.randrange(1, 200), HEADER_SIZE)
+        for segment in segments:
+            path, at = Path(segment.path), position - segment.first
+            if 0 <= at < path.stat().st_size:
+                data = bytearray(path.read_bytes())
+                data[at] ^= 1
+                path.write_bytes(data)
+
+    def lose_disk(self) -> None:
+        """Begin with an empty directory, or where that is too late with a copy."""
+        data = self.data
+        shutil.rmtree(data)
+        data.mkdir(mode=0o700)
+        if self._cluster.topic.first:
+            for name in ("log", "snapshot"):
+                shutil.copytree(self._cluster.newest(self) / name, data / name)
+
+    def end(self, _seconds: float) -> None:
+        """End the process as SIGTERM does."""
+        assert self.replica is not None
+        assert self.replica.node is not None
+        self.replica.node.step_down(self.seconds())
+        self.callLater(0.5, self._end)
+
+    def _end(self) -> None:
+        is_idle = self.log.end == self.log.durable and not self._storage.busy
+        if self.engine.failed is None and is_idle:
+            self._cluster.counts["ended in order"] += 1
+            self._storage.close()
+        self.stop()
+        self._cluster.clock.callLater(0.3, self.start)
 
     def stop(self) -> None:
         """End the process as SIGKILL does."""
@@ -165,13 +286,19 @@ class ReplicaMachine:
 
     def _ended(self, error: object) -> None:
         assert self.replica is not None
-        if error.args and str(End.DIVERGED) in str(error):  # type: ignore[attr-defined]
+        if str(End.DIVERGED) in str(error) or str(End.FORGOTTEN) in str(error):
             raise InvariantBroken(str(error))
         self._cluster.counts["ended"] += 1
-        self._cluster.clock.callLater(0.0, self._restart, self._process)
+        again_s = 0.0 if isinstance(error, NodeEnded) and error.may_follow else AGAIN_S
+        self._cluster.clock.callLater(again_s, self._restart, self._process)
 
     def _engine_failed(self, failure: Failure) -> None:
-        if not failure.check(NodeEnded, StoreClosed):  # else the node has ended
+        if failure.check(DiskFull):
+            self._ended(failure.value)
+            assert self.replica is not None
+            assert self.replica.node is not None
+            self.replica.node.step_down(self.seconds())
+        elif not failure.check(NodeEnded, StoreClosed):  # else the node has ended
             self._cluster.failed.append(failure)
 
     def _restart(self, process: int) -> None:
@@ -185,6 +312,12 @@ class ReplicaMachine:
         self.engine.boot(self.name)
         self.engine.submit(CreateTopic("t", 1), lambda _reply: None)
         self._again(SEND_S, self._send)
+        self._retain(decides=True)
+        self._storage.forget_before = self._forget_before
+
+    def _forget_before(self, place: Place) -> None:
+        self._cluster.counts["partition forgot"] += 1
+        self.partition.forget_before(place.offset)
 
     def _send(self) -> None:
         number = self._cluster.next_number()
@@ -198,6 +331,24 @@ class ReplicaMachine:
         topic_epoch = self.state.topics["t"].epoch
         command = StoreBatch("t", topic_epoch, 0, batch, verify(batch))
         self.engine.submit(command, partial(self._cluster.note, number))
+
+
+# What happens to the disk of a process that was killed.
+ON_DISK: dict[str, Callable[[ReplicaMachine], None]] = {
+    "crashes": lambda _machine: None,
+    "power cuts": ReplicaMachine.cut_power,
+    "lost indexes": ReplicaMachine.lose_index,
+    "damage": ReplicaMachine.damage_disk,
+    "lost disks": ReplicaMachine.lose_disk,
+}
+WHILE_IT_RUNS: dict[str, Callable[[ReplicaMachine, float], None]] = {
+    "stood still": ReplicaMachine.stand_still,
+    "full disks": ReplicaMachine.fill_disk,
+    "little space": ReplicaMachine.refuse_writes,
+    "slow disks": ReplicaMachine.slow_disk,
+    "ends": ReplicaMachine.end,
+}
+FAULTS = (*("stood still", "crashes") * 3, *ON_DISK, *WHILE_IT_RUNS)
 
 
 class Replicas:
@@ -222,15 +373,21 @@ class Replicas:
         self._numbers += 1
         return self._numbers
 
+    def newest(self, without: ReplicaMachine) -> Path:
+        """Return the directory with the newest snapshot, without one machine's."""
+        found = [one.data for one in self.machines if one is not without]
+        return max(found, key=lambda data: max(snapshot_positions(FS, str(data)), default=0))
+
     def note(self, number: int, reply: object) -> None:
         if isinstance(reply, SendReceipt):
             self.receipts[number] = reply.offset
-        else:
+        elif not isinstance(reply, Rejected) or reply.error is not ReadOnly:
             self.failed.append(Failure(InvariantBroken(f"the reply to {number} is {reply!r}")))
 
     def run(self) -> Counter[str]:
         """Run the seed to its end and return its counts. Raises InvariantBroken."""
-        with patch.object(node_module, "MOST_DATA", SLICE):
+        slices = patch.object(node_module, "MOST_DATA", SLICE)
+        with slices, patch.object(log_pins, "SLACK_BYTES", SLACK):
             return self._run()
 
     def _run(self) -> Counter[str]:
@@ -259,16 +416,20 @@ class Replicas:
         found = self.rng.choice(leaders if leaders and self.rng.random() < 0.5 else self.machines)
         if found.replica is None or found.stands_still:
             return
-        if self.rng.random() < 0.5:
-            self.counts["stood still"] += 1
-            found.stand_still(self.rng.choice([0.1, 0.6, 1.5, 4.0]))
-        else:
-            self.counts["crashes"] += 1
+        fault = self.rng.choice(FAULTS)
+        self.counts[fault] += 1
+        seconds = self.rng.choice([0.1, 0.6, 1.5, 4.0])
+        if fault in ON_DISK:
             found.stop()
-            self.clock.callLater(self.rng.choice([0.01, 0.5, 3.0]), found.start)
+            ON_DISK[fault](found)
+            self.clock.callLater(seconds, found.start)
+        else:
+            WHILE_IT_RUNS[fault](found, seconds)
 
     def _end_faults(self) -> None:
         self.topic.trouble = 0.0
+        for machine_ in self.machines:
+            machine_.engine.disk.refusing = False
         self.settled_at = len(self.receipts)
 
     def _check(self) -> None:
@@ -280,6 +441,10 @@ class Replicas:
             raise InvariantBroken("two messages have one offset")
         if max(self.receipts.values()) >= bodies:
             raise InvariantBroken("a message that was answered is away")
+        for machine_ in self.machines:
+            needed = topic_floor(machine_.state, machine_.state.topics["t"])
+            if machine_.log.first > needed:
+                raise InvariantBroken(f"{machine_.name} has removed what it needs from {needed} on")
         settled = [one for one in self.machines if one.log.durable == one.log.end]
         [(end, number)] = Counter(one.log.end for one in settled).most_common(1)
         self.counts["compared"] += number

@@ -40,7 +40,7 @@ _produce, _reported, _confirm, _answer = (
     Node._confirm,
     Node._answer,
 )
-_finish, _is_serving = Node._finish, Node.is_serving
+_finish, _is_serving, _lead_on = Node._finish, Node.is_serving, Node._lead_on
 
 
 def _of_node(name: str, replacement: object) -> Callable[[], Patches]:
@@ -161,6 +161,11 @@ def _serving_while_it_resigns(self: Node, now: float) -> bool:
     )
 
 
+def _deaf_to_silence(self: Node) -> None:
+    self._quiet_since = self._now
+    _lead_on(self)
+
+
 def _lost_hides(self: Node, first: int) -> None:
     """Go on behind what the partition forgot, as a reader that is reset does."""
     assert self._partition is not None
@@ -194,7 +199,7 @@ def _unclean_election(cluster: Cluster) -> None:
 
 BUGS = (
     Bug("the epoch alone decides what counts", _of_module("fold", _epoch_only)),
-    Bug("a claim does not cut the unfinished record", _of_module("fold", _no_cut), first=1),
+    Bug("a claim does not cut the unfinished record", _of_module("fold", _no_cut), first=5),
     Bug("the expected offset comes from a report", _certain(_from_the_report), first=None),
     Bug("an unknown offset is taken for success", _certain(_unknown_is_success), first=4),
     Bug("each reported offset is certain", _certain(_reported_is_certain), first=1),
@@ -202,15 +207,15 @@ BUGS = (
     Bug(
         "the middle of an append is confirmed",
         _of_node("_confirm", _confirmed_in_the_middle),
-        first=1,
+        first=5,
     ),
     Bug("no wait for the lease after a claim", _of_module("LEASE_MARGIN", -inf), first=30),
-    Bug("clocks of one rate", _of_module("LEASE_MARGIN", 1.0), first=143),
+    Bug("clocks of one rate", _of_module("LEASE_MARGIN", 1.0), first=425),
     Bug(
         "a lease counts from the report",
         _of_node("is_serving", _dated_at_the_report),
         _contested,
-        18,
+        24,
     ),
     Bug(
         "a copy of an earlier beat renews the lease",
@@ -221,13 +226,16 @@ BUGS = (
         "leading before the claim is read",
         _of_node("_reported", _leading_before_the_claim_is_read),
     ),
-    Bug("a leader goes on after an error", _of_node("_fail", _deaf_to_errors)),
+    Bug("a leader goes on after an error", _of_node("_fail", _deaf_to_errors), first=13),
     Bug("an error is taken for certain", _of_node("_fail", _resent_after_an_error), first=None),
     Bug(
         "a leader serves while it resigns",
         _of_node("is_serving", _serving_while_it_resigns),
         _contested,
         527,
+    ),
+    Bug(
+        "a leader waits for what nothing confirms", _of_node("_lead_on", _deaf_to_silence), first=1
     ),
     Bug("a reader passes over what was forgotten", _of_node("_lost", _lost_hides)),
     Bug("an unclean election", plant=_unclean_election),

@@ -45,6 +45,8 @@ SLOWEST, FASTEST = 0.92, 1.08  # what chrony makes of a clock
 SLICE = 16  # most bytes of a slice here, so that an append takes several
 SAYS_EVERY_S = 1.2  # less than the silence after which nodes claim
 STEPS = 100_000
+# A leader that is cut off ends after the longest patience, by the slowest clock.
+ALONE_S = 1.6 * 1.5 / SLOWEST + 2 * TICK_S * 1.2
 
 
 class Copy(NamedTuple):
@@ -65,6 +67,7 @@ class SimulatedMachine:
         self._calls: list[Callable[[], None]] = []
         self._process = 0
         self.stands_still = self.is_cut_off = self.resigns = False
+        self.is_alone_since = 0.0  # awake, and cut off from the partition
         self.node: Node | None = None
         self.partition: SimulatedPartition | None = None
         self.log = bytearray()
@@ -113,8 +116,13 @@ class SimulatedMachine:
         self.stands_still = True
         self._cluster.clock.callLater(seconds, self._wake)
 
+    def cut_off(self, *, is_cut_off: bool) -> None:
+        self.is_cut_off = is_cut_off
+        self.is_alone_since = self._cluster.clock.seconds()
+
     def _wake(self) -> None:
         self.stands_still = False
+        self.is_alone_since = self._cluster.clock.seconds()
         calls, self._calls = self._calls, []
         for call in calls:
             call()
@@ -295,7 +303,7 @@ class Cluster:
 
     def _cut_off(self) -> None:
         machine = self.rng.choice(self.machines)
-        machine.is_cut_off = not machine.is_cut_off
+        machine.cut_off(is_cut_off=not machine.is_cut_off)
         self.counts["cut off"] += machine.is_cut_off
 
     def _forget(self) -> None:
@@ -347,10 +355,19 @@ class Cluster:
             and machine.node.is_serving(machine.now())
         ]
         self.counts["served"] += len(serving)
+        for machine in self.machines:
+            self._check_alone(machine)
         if len(serving) > 1:
             raise InvariantBroken(f"{[machine.name for machine in serving]} serve at once")
         if serving and serving[0].confirmed_to - START < len(self._confirmed):
             raise InvariantBroken(f"{serving[0].name} serves without what was confirmed")
+
+    def _check_alone(self, machine: SimulatedMachine) -> None:
+        """Check that no leader holds its clients which nothing can confirm."""
+        alone_s = self.clock.seconds() - machine.is_alone_since
+        is_alone = machine.is_cut_off and not machine.stands_still and alone_s > ALONE_S
+        if is_alone and machine.node is not None and machine.node.state is State.LEADING:
+            raise InvariantBroken(f"{machine.name} leads, and is cut off for {alone_s:.1f} s")
 
     def _fold_on(self) -> None:
         """Fold what came to the partition, by the rule itself."""

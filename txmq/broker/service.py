@@ -21,6 +21,7 @@ from txmq.broker.assembly import Assembly
 from txmq.broker.checkback.resolver_service import ResolverService
 from txmq.broker.data_directory.directory_id import directory_id
 from txmq.broker.data_directory.private_files import require_private
+from txmq.broker.data_directory.retention_service import RetentionService
 from txmq.broker.data_directory.scrub_service import ScrubService
 from txmq.broker.data_directory.storage import OpenedDirectory, StorageService, open_directory
 from txmq.broker.data_directory.stored_reports import StoredReports
@@ -58,7 +59,6 @@ if TYPE_CHECKING:
     from txmq.broker.reactor.held_sends import HeldSends
     from txmq.broker.reactor.session_factory import SessionFactory
     from txmq.config.broker import SettingsFile, TlsSettings
-    from txmq.store.shared.records import Genesis
 
 QUICK_DISK_S = 0.0005  # with threads for it, 64 senders get 13 % less done, and 4 get 36 % less
 STORAGE_S = 0.2
@@ -169,8 +169,8 @@ class BrokerService:
         self._advance(Lifecycle.RECOVERING)
         require_private(settings.data)
         began, fs = time.monotonic(), RealFileSystem()
-        genesis = None if self._settings.cluster is None else self._join_cluster()
-        opened = self._opened = open_directory(fs, settings, self._clocks.wall(), genesis)
+        partition = None if self._settings.cluster is None else self._join_cluster()
+        opened = self._opened = open_directory(fs, settings, self._clocks.wall(), partition)
         _log_recovery(opened, time.monotonic() - began)
         self._steady = SteadyClock(*self._clocks, opened.state.stored_at)
         engine = self._engine = self._make_engine(opened, self._steady)
@@ -185,8 +185,8 @@ class BrokerService:
         else:
             self._storage.place = self._cluster.copy_to(engine, opened.tables)
 
-    def _join_cluster(self) -> Callable[[], Genesis]:
-        """Look at the cluster's topic; return what reads its first record."""
+    def _join_cluster(self) -> Membership:
+        """Look at the cluster's topic, and become one of its nodes."""
         assert self._settings.cluster is not None
         from txmq.broker.cluster.membership import Membership  # noqa: PLC0415  # an extra
 
@@ -197,7 +197,7 @@ class BrokerService:
             self._reactor,
             self._failed,
         )
-        return self._cluster.genesis
+        return self._cluster
 
     async def _lead(self, cluster: Membership) -> None:
         """Follow the cluster's log until this node leads it. Meanwhile it says who
@@ -205,7 +205,15 @@ class BrokerService:
         """
         from txmq.broker.cluster.reception import Reception  # noqa: PLC0415  # an extra
 
-        loops = [self._every(STORAGE_S, self._storage.tick), self._every(DISK_S, self._watch.tick)]
+        retention = RetentionService(
+            self._engine, self._settings.retention, self._reactor, decides=False
+        )
+        self._storage.remove_segments(retention, self._archive)
+        loops = [
+            self._every(STORAGE_S, self._storage.tick),
+            self._every(DISK_S, self._watch.tick),
+            self._every(self._settings.retention.every_s, retention.tick),
+        ]
         await cluster.follow()
         reception = Reception(self._engine, self._settings, self._reactor, cluster)
         await self._listen(reception.sessions, reception.guard)
@@ -221,8 +229,10 @@ class BrokerService:
             self._ports.append(await edge.follow(parts))
         self.on_follow()
         place = await cluster.lead()
+        retention.stop()
         for loop in loops:
             loop.stop()
+        self._storage.forget_before = cluster.forget_before
         engine = self._engine
         engine.state.boot_epoch = place.epoch - 1
         engine.boot(self._settings.broker.name, self._clocks.wall())
@@ -306,12 +316,15 @@ class BrokerService:
             memory=StoredReports(settings.data) if alone else None,
         )
 
+    @property
+    def _archive(self) -> str:
+        return str(self._settings.retention.archive or self._settings.broker.data / "archive")
+
     def _connect(self, watch: DiskWatch) -> None:
         """Have the services of disks and databases know those of the assembly."""
         assembly, checks = self._assembly, self._assembly.checks
         self._resolvers.on_recheck(checks.database_is_back, checks.check_now)
-        archive = self._settings.retention.archive or self._settings.broker.data / "archive"
-        self._storage.remove_segments(assembly.retention, str(archive), assembly.holds)
+        self._storage.remove_segments(assembly.retention, self._archive, assembly.holds)
         assembly.bound_background_work(self._storage.has_room)
         assembly.reloading.register("disk", watch.use, fixed=("ballast_mib",))
         assembly.reloading.load = self._load
@@ -432,11 +445,15 @@ class BrokerService:
         if self._cluster is not None:
             yield Deferred.fromCoroutine(self._cluster.leave())
         yield self._close_tables().addErrback(self._failed)
+        self._end_threads("log")  # a node's last flush may still be written
         self._engine.store.close()
-        for name, threads in self._threads.items():
-            if not threads.stop(THREADS_END_S):
-                log.error("broker.thread_hangs", thread=name)
+        self._end_threads(*self._threads)
         self._advance(Lifecycle.CLOSED)
+
+    def _end_threads(self, *names: str) -> None:
+        for name in names:
+            if not self._threads.pop(name).stop(THREADS_END_S):
+                log.error("broker.thread_hangs", thread=name)
 
     @inlineCallbacks
     def _drain(self) -> Any:  # noqa: ANN401  # a Deferred

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
+from contextlib import closing
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from uuid import UUID
 
@@ -18,19 +22,33 @@ from txmq.broker.cluster.kafka_client import KafkaAddress
 from txmq.broker.cluster.kafka_partition import LOST
 from txmq.broker.cluster.membership import Membership
 from txmq.broker.cluster.replica import Replica
-from txmq.broker.data_directory.storage import OpenedDirectory, open_directory
+from txmq.broker.data_directory.backup_source import StoppedLog
+from txmq.broker.data_directory.restore import restore_log
+from txmq.broker.data_directory.storage import OpenedDirectory, open_directory, write_tables
 from txmq.broker.engine.engine import Engine
 from txmq.broker.service import BrokerService, Lifecycle
 from txmq.config.broker import BrokerSettings, ClusterSettings, SettingsFile
-from txmq.errors import ConfigError, DiskFull, LogUnavailable, StoreError
+from txmq.core import machine
+from txmq.errors import (
+    ConfigError,
+    CorruptRecord,
+    DiskFull,
+    LogUnavailable,
+    NodeEnded,
+    StoreError,
+)
 from txmq.model.cluster import ClusterView
+from txmq.store.backup import back_up
 from txmq.store.filesystem import RealFileSystem
 from txmq.store.log.segment import HEADER_SIZE, list_segments
 from txmq.store.log.writer import Flush
 from txmq.store.shared.members import Members
+from txmq.store.shared.node import End
 from txmq.store.shared.records import Genesis, Slice
 from txmq.store.shared.rules import Place
 from txmq.store.shared.slices import segment_bytes
+from txmq.store.shared.stored_place import load_place, save_place
+from txmq.store.snapshot import write_snapshot
 from txmq.testing.wait import PATIENCE_S
 
 GENESIS = Genesis(UUID(int=1), 0, HEADER_SIZE, 1_000)
@@ -41,6 +59,24 @@ FS = RealFileSystem()
 def data(tmp_path: Path) -> Path:
     (data := tmp_path / "data").mkdir(mode=0o700)
     return data
+
+
+class Begins:
+    """A partition with a log that begins; `known` is told of places."""
+
+    def __init__(self, known: Callable[[Place], None] = lambda _place: None) -> None:
+        self.require_known = known
+
+    def genesis(self) -> Genesis:
+        return GENESIS
+
+
+class Unwatched:
+    """An observer of a backup that sees nothing."""
+
+    def begin(self, total: int) -> None: ...
+
+    def passed(self, read: int) -> None: ...
 
 
 class Threads(MemoryReactorClock):
@@ -59,12 +95,10 @@ class OneNode:
         self.flushes: list[Deferred[None]] = []
 
     def copy_to(self, engine: Engine, _tables: object) -> Any:
-        self._engine = engine
         engine.replicate = self._replicate
         return lambda: Place(0, 0, GENESIS.log_id, 0, bytes(16), HEADER_SIZE, HEADER_SIZE)
 
-    def _replicate(self, flush: Flush) -> Deferred[None]:
-        self._engine.store.write(flush, sync=False)
+    def _replicate(self, _flush: Flush) -> Deferred[None]:
         self.flushes.append(Deferred())
         return self.flushes[-1]
 
@@ -75,6 +109,8 @@ class OneNode:
 
     def addresses(self) -> tuple[str, ...]:
         return ()
+
+    def forget_before(self, place: Place) -> None: ...
 
     async def lead(self) -> Place:
         return Place(1, 0, GENESIS.log_id, 1, bytes(16), HEADER_SIZE, HEADER_SIZE)
@@ -92,7 +128,7 @@ def test_a_node_ends_without_an_error_while_its_boot_may_not_count(
 
     def join() -> Any:
         service._cluster = node  # type: ignore[assignment]
-        return lambda: GENESIS
+        return Begins()
 
     monkeypatch.setattr(service, "_join_cluster", join)
     service.open()
@@ -102,7 +138,7 @@ def test_a_node_ends_without_an_error_while_its_boot_may_not_count(
     service.stop()
     assert (service.life, service.failure) == (Lifecycle.CLOSED, None)
     service._opened.tables.close()
-    again = open_directory(FS, settings.broker, 1, lambda: GENESIS)
+    again = open_directory(FS, settings.broker, 1, Begins())
     assert again.log.end == HEADER_SIZE
     assert again.state.boot_epoch == 0
     again.tables.close()
@@ -173,8 +209,8 @@ class Copy:
     """A node's engine and replica over an empty copy, and what would reach it."""
 
     def __init__(self, data: Path, directory: Path) -> None:
-        self.settings = BrokerSettings(data=data)
-        opened = open_directory(FS, self.settings, 1, lambda: GENESIS)
+        self.settings, self._data = BrokerSettings(data=data), str(data)
+        opened = open_directory(FS, self.settings, 1, Begins())
         self.log, self.tables = opened.log, opened.tables
         self.engine = engine_of(opened)
         self.failures: list[Failure] = []
@@ -183,10 +219,26 @@ class Copy:
         self.replica = Replica(self.engine, lambda: 0.0, members)
         self._leader = directory
 
+    def store(self, place: Place) -> None:
+        """Bring tables to disk that stand for the end of the log."""
+        save_place(self.tables, place)
+        machine.save(self.engine.state)
+        write_tables(self.tables, self.log.end, durable=self.log.end)
+
+    def lead(self) -> None:
+        """Lead, without anybody who takes what it writes."""
+        node: Any = SimpleNamespace(is_resigning=False, append=lambda *_given, **_named: None)
+        self.replica.node = node
+        self.engine.replicate = self.replica.replicate
+        self.replica.leads(Place(2, 0, GENESIS.log_id, 1, bytes(16), HEADER_SIZE, HEADER_SIZE))
+
+    def bytes(self) -> list[bytes]:
+        return [Path(found.path).read_bytes() for found in list_segments(FS, self._data)]
+
     def slice(self) -> Slice:
         """Return what another node wrote first."""
         (data := self._leader / "leader").mkdir(mode=0o700)
-        opened = open_directory(FS, BrokerSettings(data=data), 1, lambda: GENESIS)
+        opened = open_directory(FS, BrokerSettings(data=data), 1, Begins())
         engine = engine_of(opened)
         engine.replicate = lambda _flush: Deferred()
         engine.boot("n")
@@ -197,6 +249,19 @@ class Copy:
         opened.log.close()
         end = HEADER_SIZE + len(bytes_)
         return Slice(GENESIS.log_id, 1, b"n" * 16, HEADER_SIZE, end, bytes_, begins)
+
+    def back_up(self, part: Slice, directory: Path) -> Path:
+        """Take over a slice, write a snapshot, end, and make a backup."""
+        place = Place(2, 5, GENESIS.log_id, 1, part.nonce, part.end, part.end)
+        self.replica.counted(part, place)
+        self.store(place)
+        with self.tables.dump() as (position, rows):
+            write_snapshot(FS, self._data, self.log.log_id, position, rows)
+        self.close()
+        (backup := directory / "backup").mkdir(mode=0o700)
+        with closing(StoppedLog(FS, self._data)) as log:
+            back_up(FS, log, str(backup), Unwatched())
+        return backup
 
     def close(self) -> None:
         self.tables.close()
@@ -220,6 +285,172 @@ def test_a_copy_without_space_for_a_record_ends(
     copy.close()
 
 
+def test_a_leader_writes_here_beside_the_reactor(data: Path, tmp_path: Path) -> None:
+    copy = Copy(data, tmp_path)
+    began: list[Callable[[], object]] = []
+
+    def in_thread(function: Callable[..., Any], *args: object) -> Deferred[Any]:
+        began.append(partial(function, *args))
+        return Deferred()
+
+    copy.engine._in_thread = in_thread
+    copy.lead()
+    copy.engine.boot("n")
+    copy.engine._flush()
+    assert copy.log._writer.end == HEADER_SIZE
+    [write] = began
+    write()
+    assert copy.log._writer.end == copy.log.end > HEADER_SIZE
+    copy.close()
+
+
+def test_a_leader_without_space_for_a_flush_ends(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy = Copy(data, tmp_path)
+    copy.lead()
+
+    def full(*_given: object, **_named: object) -> None:
+        copy.log._writer.read_only = True
+        raise DiskFull("no space")
+
+    monkeypatch.setattr(copy.log, "write", full)
+    copy.engine.boot("n")
+    copy.engine._flush()
+    assert [failure.type for failure in copy.failures] == [DiskFull]
+    copy.close()
+
+
+def test_a_flush_while_the_leader_resigns_fails_with_its_end(data: Path, tmp_path: Path) -> None:
+    copy = Copy(data, tmp_path)
+    copy.lead()
+    assert copy.replica.node is not None
+    copy.replica.node.is_resigning = True
+    copy.engine.boot("n")
+    copy.engine._flush()
+    assert copy.failures == []
+    copy.replica.ended(End.RESIGNED, "at offset 3")
+    assert [failure.type for failure in copy.failures] == [NodeEnded]
+    copy.close()
+
+
+def test_a_copy_of_another_partition_is_kept_until_an_operator_says_so(
+    data: Path, tmp_path: Path
+) -> None:
+    copy = Copy(data, tmp_path)
+    part = copy.slice()
+    copy.replica.counted(part, Place(2, 0, GENESIS.log_id, 1, part.nonce, part.end, part.end))
+    copy.replica.ended(End.DIVERGED, "it has another record at 2")
+    copy.close()
+    before = copy.bytes()
+    for _ in range(2):
+        with pytest.raises(StoreError, match="kept as it is"):
+            open_directory(FS, copy.settings, 1, Begins())
+    assert copy.bytes() == before
+    (data / "diverged").unlink()
+    again = open_directory(FS, copy.settings, 1, Begins())
+    assert again.log.end == HEADER_SIZE
+    again.tables.close()
+    again.log.close()
+
+
+def test_a_copy_is_cut_only_if_the_partition_is_the_one_that_was_read(
+    data: Path, tmp_path: Path
+) -> None:
+    copy = Copy(data, tmp_path)
+    part = copy.slice()
+    place = Place(2, 7, GENESIS.log_id, 1, part.nonce, part.end, part.end)
+    copy.store(place._replace(end=HEADER_SIZE, whole=HEADER_SIZE))
+    copy.replica.counted(part, place)
+    copy.close()
+    before, asked = copy.bytes(), list[Place]()
+
+    def is_another(place: Place) -> None:
+        asked.append(place)
+        raise StoreError("another topic")
+
+    with pytest.raises(StoreError, match="another topic"):
+        open_directory(FS, copy.settings, 1, Begins(is_another))
+    assert [(one.offset, one.checksum) for one in asked] == [(2, 7)]
+    assert copy.bytes() == before
+
+
+def flip(data: Path, position: int) -> None:
+    """Change a byte of a log of one segment."""
+    [segment] = list_segments(FS, str(data))
+    changed = bytearray(Path(segment.path).read_bytes())
+    changed[position - segment.first] ^= 1
+    Path(segment.path).write_bytes(changed)
+
+
+def test_a_damaged_copy_goes_back_to_its_snapshot(data: Path, tmp_path: Path) -> None:
+    copy = Copy(data, tmp_path)
+    part = copy.slice()
+    copy.store(Place(1, 0, GENESIS.log_id, 0, bytes(16), HEADER_SIZE, HEADER_SIZE))
+    with copy.tables.dump() as (position, rows):
+        write_snapshot(FS, str(data), copy.log.log_id, position, rows)
+    place = Place(2, 0, GENESIS.log_id, 1, part.nonce, part.end, part.end)
+    copy.replica.counted(part, place)
+    copy.store(place)
+    copy.close()
+    flip(data, part.end - 1)
+    known: list[Place] = []
+    again = open_directory(FS, copy.settings, 1, Begins(known.append))
+    assert again.log.end == again.tables.position == HEADER_SIZE
+    assert [one.offset for one in known] == [2, 1]
+    again.tables.close()
+    again.log.close()
+
+
+def test_a_node_begins_with_the_backup_of_another_one(data: Path, tmp_path: Path) -> None:
+    copy = Copy(data, tmp_path)
+    part = copy.slice()
+    place = Place(2, 5, GENESIS.log_id, 1, part.nonce, part.end, part.end)
+    backup = copy.back_up(part, tmp_path)
+    (new := tmp_path / "new").mkdir(mode=0o700)
+    settings = BrokerSettings(data=new)
+    report = restore_log(FS, backup, settings, Unwatched(), is_shared=True)
+    assert (report.position, report.incarnation) == (part.end, None)
+    known: list[Place] = []
+    begun = open_directory(FS, settings, 1, Begins(known.append))
+    assert known == [place]
+    assert begun.log.end == part.end
+    begun.tables.close()
+    begun.log.close()
+    with pytest.raises(StoreError, match="a copy of a cluster's log"):
+        open_directory(FS, settings, 1)
+
+
+def test_the_longest_copy_of_a_lost_cluster_is_restored_as_a_broker_alone(
+    data: Path, tmp_path: Path
+) -> None:
+    copy = Copy(data, tmp_path)
+    part = copy.slice()
+    backup = copy.back_up(part, tmp_path)
+    (new := tmp_path / "new").mkdir(mode=0o700)
+    settings = BrokerSettings(data=new)
+    restore_log(FS, backup, settings, Unwatched())
+    alone = open_directory(FS, settings, 1)
+    assert len(alone.state.restores) == 1
+    assert alone.log.end > part.end
+    assert load_place(alone.tables) is None
+    alone.tables.close()
+    alone.log.close()
+
+
+def test_a_damaged_copy_without_a_snapshot_says_what_to_do(data: Path, tmp_path: Path) -> None:
+    copy = Copy(data, tmp_path)
+    part = copy.slice()
+    place = Place(2, 0, GENESIS.log_id, 1, part.nonce, part.end, part.end)
+    copy.replica.counted(part, place)
+    copy.store(place)
+    copy.close()
+    flip(data, part.end - 1)
+    with pytest.raises(CorruptRecord) as damaged:
+        open_directory(FS, copy.settings, 1, Begins())
+    assert "empty this data directory" in damaged.value.hint
+
+
 def test_a_copy_that_is_not_what_counts_leads_nothing(data: Path, tmp_path: Path) -> None:
     copy = Copy(data, tmp_path)
     copy.replica.leads(Place(2, 0, GENESIS.log_id, 1, bytes(16), 500, 500))
@@ -237,7 +468,7 @@ def test_the_log_of_a_broker_alone_is_not_cut(data: Path) -> None:
     alone.log.close()
     before = [Path(found.path).read_bytes() for found in list_segments(FS, str(data))]
     with pytest.raises(StoreError, match="not the cluster's"):
-        open_directory(FS, settings, 1, lambda: GENESIS)
+        open_directory(FS, settings, 1, Begins())
     assert [Path(found.path).read_bytes() for found in list_segments(FS, str(data))] == before
 
 
@@ -271,7 +502,12 @@ def test_a_partition_whose_beginning_was_removed_says_what_to_copy(
         def poll(self, _seconds: float) -> Reader:
             return self
 
+        def get_watermark_offsets(self, _place: object, timeout: float) -> tuple[int, int]:
+            del timeout
+            return 5, 9
+
     monkeypatch.setattr(KafkaAddress, "client", lambda *_given: Reader())
     monkeypatch.setattr(kafka_genesis, "WITHIN_S", 0.5)
-    with pytest.raises(ConfigError, match="does not begin with a log"):
+    with pytest.raises(ConfigError, match="whose beginning was removed") as refused:
         kafka_genesis.read_genesis(KafkaAddress("k:1"), "log")
+    assert "txmq log restore" in refused.value.hint

@@ -242,6 +242,50 @@ def test_a_question_that_nothing_answers_ends_the_leader() -> None:
     assert world.told == [End.UNDELIVERED]
 
 
+def test_a_leader_that_nothing_confirms_ends_by_itself() -> None:
+    world = World()
+    node = leader(world)
+    node.append(b"data", 3.1)
+    tick_to(node, 5.5)
+    assert world.told == []
+    tick_to(node, 5.7)  # the longest time that a follower waits, after the tick at 3.2
+    assert world.told == [End.UNDELIVERED]
+
+
+def test_time_that_a_leader_stood_still_is_no_silence() -> None:
+    world = World()
+    node = leader(world)
+    node.append(b"data", 3.1)
+    node.tick(3.2)
+    node.tick(60.0)
+    world.others(other_claim(FIRST + 1))
+    world.read()
+    assert world.told == [End.DEPOSED]
+
+
+def test_a_leader_that_loses_its_space_steps_down() -> None:
+    world = World()
+    node = leader(world)
+    node.has_space = False
+    node.tick(3.2)
+    assert decode(world.under_way[0][0]) == Claim(LOG_ID, FIRST + 1, NO_NONCE, "n")
+
+
+def test_a_node_without_space_claims_last_and_then_leads_on() -> None:
+    world = World()
+    node = follower(world)
+    node.has_space = False
+    tick_to(node, 2.5)  # when any other has claimed
+    assert is_(node.state, State.FOLLOWING)
+    tick_to(node, 5.0)
+    offset, reported = world.arrive()
+    world.read()
+    reported(None, offset)
+    tick_to(node, 5.1)
+    assert is_(node.state, State.LEADING)
+    assert isinstance(decode(world.under_way[0][0]), Slice)
+
+
 def test_a_deposed_leader_ends_and_confirms_nothing() -> None:
     world = World()
     node = leader(world)

@@ -53,7 +53,6 @@ WHOLE_READS: Final = {
 LOST: Final = (KafkaError._AUTO_OFFSET_RESET, KafkaError._LOG_TRUNCATION)
 # A thread sees so late that it has to end.
 POLL_S: Final = 0.1
-CLOSE_S: Final = 5.0
 FORGET_S: Final = 30.0
 # A log that has a leader is never silent so long. A consumer was seen to stand still
 # for good after moves of the partition's leader (librdkafka 2.16.0, in its mock).
@@ -100,11 +99,16 @@ class KafkaPartition:
 
     def close(self) -> None:
         self._closed = True
-        threads = [thread for thread in (self._appender, self._reader) if thread]
-        for thread in threads:
+        for thread in self._threads():
             thread.stop()
-        for thread in threads:
-            thread.join(CLOSE_S)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the threads have ended, after `close`. They may wait for Kafka."""
+        return not any(thread.is_alive() for thread in self._threads())
+
+    def _threads(self) -> list[_Worker]:
+        return [thread for thread in (self._appender, self._reader) if thread is not None]
 
     def _forget(self, offset: int) -> None:
         admin, place = self._kafka.client(AdminClient), TopicPartition(self._topic, NUMBER, offset)

@@ -53,8 +53,9 @@ class Topic(NamedTuple):
     settings: Mapping[str, str | None]
 
 
-def create(kafka: KafkaAddress, name: str, replicas: int = 3) -> None:
-    """Make a topic that loses nothing. Raises ConfigError where Kafka refuses it.
+def create(kafka: KafkaAddress, name: str, replicas: int = 3) -> bool:
+    """Make a topic that loses nothing, unless there is one of that name. Return whether
+    it was made. Raises ConfigError where Kafka refuses it.
 
     With fewer than three replicas it may, and takes records all the same.
     """
@@ -64,7 +65,15 @@ def create(kafka: KafkaAddress, name: str, replicas: int = 3) -> None:
     # Kafka refuses records of a node whose clock is an hour ahead.
     settings["message.timestamp.type"] = "LogAppendTime"
     new = NewTopic(name, num_partitions=1, replication_factor=replicas, config=settings)
-    _answer(lambda: admin.create_topics([new], request_timeout=WITHIN_S), f"make the topic {name}")
+    try:
+        _answer(
+            lambda: admin.create_topics([new], request_timeout=WITHIN_S), f"make the topic {name}"
+        )
+    except ConfigError as refused:
+        if _code(refused) == KafkaError.TOPIC_ALREADY_EXISTS:
+            return False
+        raise
+    return True
 
 
 def check(kafka: KafkaAddress, name: str, accepted: Collection[str] = ()) -> Topic:
@@ -106,6 +115,12 @@ def dangers(topic: Topic, accepted: Collection[str]) -> Iterator[str]:
             yield f"{name} is not known, and must be {_bound(needed)}"
         elif int(value) < needed if isinstance(needed, int) else value != needed:
             yield f"{name} is {value}, and must be {_bound(needed)}"
+
+
+def _code(refused: ConfigError) -> int | None:
+    """Return Kafka's number for the reason of a refusal."""
+    cause = refused.__cause__
+    return cause.args[0].code() if isinstance(cause, KafkaException) else None
 
 
 def _bound(needed: str | int) -> str:

@@ -6,7 +6,7 @@ import secrets
 import time
 from math import inf
 from random import Random
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import structlog
 from twisted.internet.defer import Deferred
@@ -14,7 +14,7 @@ from twisted.internet.task import LoopingCall, deferLater
 from twisted.python.failure import Failure
 
 from txmq.broker.cluster.kafka_client import KafkaAddress
-from txmq.broker.cluster.kafka_genesis import read_genesis
+from txmq.broker.cluster.kafka_genesis import read_genesis, require_known
 from txmq.broker.cluster.kafka_partition import KafkaPartition
 from txmq.broker.cluster.kafka_topic import check
 from txmq.broker.cluster.replica import Replica
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 TICKS = 5  # in each third of the lease
 LEAVES_WITHIN_S = 5.0
 RETRY_S = 1.0
+T = TypeVar("T")
 log = structlog.get_logger()
 
 
@@ -63,7 +64,7 @@ class Membership:
         self._members = Members(name, address, __version__, self._nonce)
         self._failed = failed
         self._kafka = KafkaAddress(settings.kafka, settings.options)
-        self._check()
+        self._when_answered(lambda: check(self._kafka, self._settings.topic, self._settings.accept))
         self._partition: KafkaPartition | None = None
         self._replica: Replica | None = None
         self._node: Node | None = None
@@ -76,19 +77,28 @@ class Membership:
         self.on_nodes: Callable[[], None] = lambda: None  # their addresses have changed
         self.on_lease: Callable[[], None] = lambda: None  # at each tick with the lease
 
-    def _check(self) -> None:
+    def _when_answered(self, ask: Callable[[], T]) -> T:
+        """Ask Kafka, and ask again until it answers."""
         while True:
             try:
-                check(self._kafka, self._settings.topic, self._settings.accept)
+                return ask()
             except LogUnavailable as away:
                 log.warning("cluster.waits", reason=str(away))
                 time.sleep(RETRY_S)
-            else:
-                return
 
     def genesis(self) -> Genesis:
         """Read how the log begins, for an empty data directory."""
-        return read_genesis(self._kafka, self._settings.topic)
+        return self._when_answered(lambda: read_genesis(self._kafka, self._settings.topic))
+
+    def require_known(self, place: Place) -> None:
+        """Raise StoreError where the topic is not the one that this node has read."""
+        self._when_answered(lambda: require_known(self._kafka, self._settings.topic, place))
+
+    def forget_before(self, place: Place) -> None:
+        """Have the topic forget what no node needs that has read up to a place."""
+        partition, node = self._partition, self._node
+        if partition is not None and node is not None and node.state is State.LEADING:
+            partition.forget_before(place.offset)
 
     def copy_to(self, engine: Engine, tables: LmdbTables) -> Callable[[], Place]:
         """Have the engine's log follow; return what tells where its tables stand."""
@@ -199,6 +209,9 @@ class Membership:
             self._loop.stop()
         if self._partition is not None:
             self._partition.close()
+            # Connections of clients are closed meanwhile: they go on elsewhere.
+            while not self._partition.is_over and _seconds() < until:
+                await deferLater(self._reactor, self._tick_s)
 
     def step_down(self) -> None:
         """Drain, let another node lead, and follow in a new image of this process."""

@@ -1,7 +1,8 @@
 """A broker's copy of a shared log: it follows the others, and then leads.
 
     partition ──► node (rules) ──► log here ──► state and tables       follower
-    engine ──► log here and node ──► partition ──► replies             leader
+    engine ──► log here, in a thread
+          └──► node ──► partition ──► replies                          leader
 
 A follower appends the same bytes to its log and applies the same events, so its state
 is warm. A leader ends its process when it is deposed: its memory is ahead of the log.
@@ -13,7 +14,7 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 import structlog
-from twisted.internet.defer import Deferred, fail
+from twisted.internet.defer import Deferred
 from twisted.python.failure import Failure
 
 from txmq.broker.data_directory.storage import roll_forward
@@ -33,10 +34,14 @@ if TYPE_CHECKING:
 # Memory is ahead of the log then, and a new process is not.
 FOLLOWS_AGAIN = (End.DEPOSED, End.RESIGNED, End.UNDELIVERED)
 _AGAIN = "start it again: it follows from where its copy ends"
-_COPY = "remove its data directory, and start it with a copy of another node's (txmq log backup)"
+_COPY = (
+    "empty its data directory, and begin it with a copy of another node's: `txmq log backup`,"
+    " and `txmq log restore --config` with its section [cluster]"
+)
 HINTS = {
     **dict.fromkeys(FOLLOWS_AGAIN, _AGAIN),
-    End.DIVERGED: "find out which copy of the log is longest before you start anything again",
+    End.DIVERGED: "find out which copy of the log is longest (txmq log verify --data DIR)"
+    " before you start anything again: this one is kept as it is",
     End.FORGOTTEN: _COPY,
     End.UNSUPPORTED: "install that version here",
 }
@@ -79,8 +84,11 @@ class Replica:
         return self._place
 
     def tick(self) -> None:
-        """Timer, several times in each third of the lease."""
-        if self.node is not None:
+        """Timer, several times in each third of the lease. A node whose copy has failed
+        neither beats nor claims.
+        """
+        if self.node is not None and self._engine.failed is None:
+            self.node.has_space = not self._engine.disk.refusing
             self.node.tick(self._seconds())
 
     # what the node tells
@@ -106,10 +114,11 @@ class Replica:
         lead for ever, and serve nothing.
         """
         engine, end = self._engine, self._engine.store.end
+        if engine.failed is not None:
+            return
         if end != place.end:
             said = f"this copy of the shared log ends at {end}, what counts ends at {place.end}"
             engine.fail(Failure(StoreError(said, hint=_COPY)))
-        if engine.failed is not None:
             return
         self._written = place.end
         self.leading.callback(place)
@@ -126,21 +135,22 @@ class Replica:
         for _end, waiting in self._flushes:
             waiting.errback(Failure(error))
         self._flushes.clear()
-        self.on_end(error)
+        try:
+            if end is End.DIVERGED:
+                self._engine.store.forbid_cut(str(error))
+        finally:
+            self.on_end(error)
 
     # what the engine asks
 
     def replicate(self, flush: Flush) -> Deferred[None]:
-        """Write a flush here without a sync, and bring it to the other nodes."""
-        node, store = self.node, self._engine.store
+        """Bring a flush to the other nodes. One that resigns leaves it to its end."""
+        node = self.node
         assert node is not None, "only a leader has something to write"
-        try:
-            store.write(flush, sync=False)
-            for data, begins in segment_bytes(flush, store.log_id, self._written):
+        if not node.is_resigning:
+            for data, begins in segment_bytes(flush, self._engine.store.log_id, self._written):
                 node.append(data, self._seconds(), begins_segment=begins)
             self._written = flush.end
-        except Exception:  # noqa: BLE001  # the engine's to judge
-            return fail(Failure())
         waiting: Deferred[None] = Deferred()
         self._flushes.append((flush.end, waiting))
         return waiting

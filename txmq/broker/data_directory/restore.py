@@ -2,6 +2,9 @@
 
 The log keeps its id, so that inboxes know its messages. A record says where it has left
 the incarnation before, so that nobody takes it for the log that went on from there.
+
+The backup of a shared log also begins the copy of another node. That is no incarnation:
+the node goes on with what the partition has.
 """
 
 from __future__ import annotations
@@ -32,11 +35,12 @@ EVERYTHING = Until()
 
 class RestoreReport(NamedTuple):
     """A restored log: its new incarnation, and the point at which it has left the one
-    before. `stored_to` is the time of the last record before.
+    before; None for the copy of a node. `stored_to` is the time of the last record
+    before.
     """
 
     log_id: UUID
-    incarnation: UUID
+    incarnation: UUID | None
     position: int
     stored_to: int
     left_out_bytes: int  # of the backup, behind the point
@@ -49,8 +53,10 @@ def restore_log(
     watch: Watch,
     until: Until = EVERYTHING,
     now: int | None = None,
+    *,
+    is_shared: bool = False,
 ) -> RestoreReport:
-    """Make a data directory from a backup.
+    """Make a data directory from a backup, or with `is_shared` the copy of a node.
 
     Raises BackupDamaged, BackupMismatch, UnsupportedFormat, DirectoryInUse, DiskFull.
     An interrupted restore is begun anew by the next one.
@@ -72,7 +78,7 @@ def restore_log(
         remove_environment(settings.data / "index")
         restore.copy_files(fs, source, target, manifest, point.position, watch)
         crashpoint("restore.before_incarnation")
-        incarnation = _begin_incarnation(fs, settings, lock, point, at)
+        incarnation = None if is_shared else _begin_incarnation(fs, settings, lock, point, at)
         crashpoint("restore.after_incarnation")
         restore.end(fs, target)
     finally:

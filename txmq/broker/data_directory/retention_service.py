@@ -4,6 +4,9 @@ segments are still needed.
 A round makes one short step in each turn of the reactor, and ends when it has visited
 every topic. Its result (`FreeLog`) counts only as of the log's end at that time; the
 storage service removes segments by it.
+
+A follower of a shared log decides nothing. Its rounds only find what its state needs,
+which is what the leader's state needs at the same position.
 """
 
 from __future__ import annotations
@@ -66,8 +69,10 @@ class RetentionService:
     reactor's thread.
     """
 
-    def __init__(self, engine: Engine, settings: RetentionSettings, clock: Clock) -> None:
-        self._engine, self._clock = engine, clock
+    def __init__(
+        self, engine: Engine, settings: RetentionSettings, clock: Clock, *, decides: bool = True
+    ) -> None:
+        self._engine, self._clock, self.decides = engine, clock, decides
         self.use(settings)
         self._busy = self._stopped = False
         self._topics: list[int] = []
@@ -83,9 +88,10 @@ class RetentionService:
         self.free = FreeLog()
         self.missed = 0  # messages that retention took from groups, since the start
         self.missed_at = 0
-        engine.listen(FirstsMoved, self._log_firsts_moved)
-        engine.listen(TopicDeleted, self._note_deleted)
-        engine.listen(TopicsEmptied, self._note_emptied)
+        if decides:
+            engine.listen(FirstsMoved, self._log_firsts_moved)
+            engine.listen(TopicDeleted, self._note_deleted)
+            engine.listen(TopicsEmptied, self._note_emptied)
 
     def use(self, settings: RetentionSettings) -> None:
         """Go by other settings, from the next round on."""
@@ -181,6 +187,9 @@ class RetentionService:
                 self._topics.pop()
                 continue
             room -= max(1, len(topic.end_offsets))
+            if not self.decides:
+                self._end_topic(topic)
+                continue
             command = ApplyRetention(
                 topic.topic_id, limits_of(topic, self._keep), store.durable, store.first
             )
@@ -191,7 +200,10 @@ class RetentionService:
             if found.to_copy and self._copy_out(found.to_copy, self._visit_topics):
                 return
             self._end_topic(topic)
-        self._soon(self._visit_topics if self._topics else self._give_up_empty)
+        if self._topics:
+            self._soon(self._visit_topics)
+        else:
+            self._soon(self._give_up_empty if self.decides else self._visit_pins)
 
     def _end_topic(self, topic: Topic) -> None:
         self._need(log_floor.topic_floor(self._engine.state, topic), f"topic {topic.name}")
@@ -270,9 +282,12 @@ class RetentionService:
             (segment.end for segment in store.segments()[:-1] if segment.end <= self._lowest),
             default=0,
         )
-        if self._move_delayed(whole):
+        if self.decides and self._move_delayed(whole):
             return
         self._need(log_floor.state_floor(state), "messages that wait for their time")
+        if not self.decides:
+            self._end_round()
+            return
         stale, again = list[int](), list[RetainedMessage]()
         entries: list[AuditEntryAt] = []
         for pin in log_pins.pins_below(state, whole):

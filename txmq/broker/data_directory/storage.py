@@ -11,7 +11,9 @@ the log.
 
 from __future__ import annotations
 
+from collections import deque
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 from uuid import uuid4
@@ -21,7 +23,9 @@ from twisted.python.failure import Failure
 
 from txmq.core import machine
 from txmq.core.events.base import (
+    KINDS,
     Event,
+    LogRestored,
     RecordContext,
     UnknownEvent,
     decode,
@@ -40,8 +44,9 @@ from txmq.store.log.record import LOST, split_body
 from txmq.store.log.segment import HEADER_SIZE, read_log_id, segment_path
 from txmq.store.restore import require_served
 from txmq.store.shared.rules import Place
-from txmq.store.shared.stored_place import load_place, save_place
+from txmq.store.shared.stored_place import drop_place, load_place, save_place
 from txmq.store.snapshot import (
+    RETAINED,
     newest_snapshot,
     older_snapshot_position,
     read_rows,
@@ -52,6 +57,7 @@ from txmq.store.snapshot import (
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from uuid import UUID
 
     from twisted.internet.defer import Deferred
 
@@ -67,11 +73,22 @@ if TYPE_CHECKING:
     from txmq.store.log.recovery import RecoveryReport
     from txmq.store.log.segment import SegmentInfo
     from txmq.store.shared.records import Genesis
+    from txmq.store.snapshot import Snapshot
 
 # rows that are not written yet: a dead letter with its traceback takes 2 KiB of memory
 CROWDED_ROWS = 30_000
 RECORDS_BETWEEN_LOOKS = 64  # at the number of rows, while records are applied at start
 RETRY_TICKS = 25  # calls of `tend`: 5 s
+
+
+class SharedPartition(Protocol):
+    """The partition of a shared log, as the start of a node sees it."""
+
+    def genesis(self) -> Genesis:
+        """Return how the log begins. Raises ConfigError where that was removed."""
+
+    def require_known(self, place: Place) -> None:
+        """Raise StoreError where the partition is not the one that was read."""
 
 
 class OpenedDirectory(NamedTuple):
@@ -89,19 +106,19 @@ def open_directory(
     fs: FileSystem,
     settings: BrokerSettings,
     now: int,
-    genesis: Callable[[], Genesis] | None = None,
+    partition: SharedPartition | None = None,
 ) -> OpenedDirectory:
     """Open a data directory, or make one. Raises what `Log.open` and `LmdbTables.open`
     raise.
 
-    With `genesis` the log is a copy of a shared one, which that function tells for an
-    empty directory. What lies behind the tables is cut.
+    With `partition` the log is a copy of a shared one. What lies behind the tables is
+    cut, once the partition is known to be the one that was read.
     """
     directory = settings.data
     require_served(fs, str(directory))
     lock = lock_directory(fs, str(directory))
     try:
-        return _open_locked(fs, directory, lock, settings, now, genesis)
+        return _open_locked(fs, directory, lock, settings, now, partition)
     except BaseException:
         lock.release()
         raise
@@ -113,14 +130,14 @@ def _open_locked(
     lock: FileLock,
     settings: BrokerSettings,
     now: int,
-    genesis: Callable[[], Genesis] | None,
+    partition: SharedPartition | None,
 ) -> OpenedDirectory:
     with ExitStack() as opened:
         log_id = read_log_id(fs, str(directory))
         if log_id is None:
             _require_unused(fs, directory)
         tables = None if log_id is None else LmdbTables.open(directory / "index", log_id=log_id)
-        known, new_log_id, created_at = KnownPositions(), uuid4(), now
+        known, snapshot, new_log_id, created_at = KnownPositions(), None, uuid4(), now
         if tables is not None and log_id is not None:
             opened.callback(tables.close)
             snapshot = newest_snapshot(fs, str(directory), log_id)
@@ -129,34 +146,89 @@ def _open_locked(
             known = KnownPositions(
                 tables.position, 0 if snapshot is None else snapshot.position, tables.position
             )
-            if genesis is None:
-                _require_alone(directory, tables)
-        if genesis is not None:
-            place = None if tables is None else load_place(tables)
-            if place is None or place.log_id is None:
-                new_log_id, _, _, created_at = genesis()
-                if tables is not None:
-                    may_be_cut = place is not None or not tables.position
-                    _require_copy(directory, is_copy=may_be_cut and log_id == new_log_id)
-            if tables is not None:
-                cut_log(fs, str(directory), max(tables.position, HEADER_SIZE))
-        log, report = Log.open(
+        if partition is not None:
+            genesis = _join(fs, directory, tables, log_id, partition)
+            if genesis is not None:
+                new_log_id, _, _, created_at = genesis
+        open_log = partial(
+            Log.open,
             fs,
             str(directory),
             now=created_at,
-            positions=known,
             lock=lock,
             segment_size=settings.segment_bytes,
             preallocate=settings.preallocate_bytes,
             new_log_id=lambda: new_log_id,
         )
-        log.replicated = genesis is not None
+        try:
+            log, report = open_log(positions=known)
+        except CorruptRecord as damage:
+            if partition is None or tables is None:
+                raise
+            _go_back(fs, directory, tables, snapshot, partition, damage)
+            at = tables.position
+            log, report = open_log(positions=KnownPositions(at, at, at))
+        opened.callback(log.close)
+        log.replicated = partition is not None
         if tables is None:
             tables = LmdbTables.open(directory / "index", log_id=log.log_id)
+        elif partition is None:
+            _require_alone(directory, tables, log)
         state, indexed = machine.load(tables), tables.position
         replayed = _catch_up(state, log, tables)
         opened.pop_all()
     return OpenedDirectory(log, tables, state, report, indexed, replayed)
+
+
+def _join(
+    fs: FileSystem,
+    directory: Path,
+    tables: LmdbTables | None,
+    log_id: UUID | None,
+    partition: SharedPartition,
+) -> Genesis | None:
+    """Cut what lies behind the tables of a copy, if it is one of this partition. Return
+    how the log begins, for a copy that begins there.
+    """
+    place, genesis = None if tables is None else load_place(tables), None
+    if place is None or place.log_id is None:
+        genesis = partition.genesis()
+        if tables is not None:
+            may_be_cut = place is not None or not tables.position
+            _require_copy(directory, is_copy=may_be_cut and log_id == genesis.log_id)
+    else:
+        partition.require_known(place)
+    if tables is not None:
+        cut_log(fs, str(directory), max(tables.position, HEADER_SIZE))
+    return genesis
+
+
+def _go_back(
+    fs: FileSystem,
+    directory: Path,
+    tables: LmdbTables,
+    snapshot: Snapshot | None,
+    partition: SharedPartition,
+    damage: CorruptRecord,
+) -> None:
+    """Have the damaged copy of a shared log end at its newest snapshot: the partition
+    has the rest. Raises CorruptRecord where that does not help.
+    """
+    place = None
+    if snapshot is not None and snapshot.position < tables.position:
+        tables.load(snapshot.position, read_rows(fs, snapshot))
+        place = load_place(tables)
+    if place is None:
+        hint = (
+            "empty this data directory: the node reads everything again, or copy another node's"
+            " (`txmq log backup`, and `txmq log restore --config` with a section [cluster])"
+        )
+        raise CorruptRecord(damage.path, damage.position, damage.reason, hint=hint) from damage
+    partition.require_known(place)
+    cut_log(fs, str(directory), tables.position)
+    structlog.get_logger().error(
+        "recover.reads_again", position=tables.position, reason=str(damage)
+    )
 
 
 def _require_unused(fs: FileSystem, directory: Path) -> None:
@@ -174,9 +246,16 @@ def _require_unused(fs: FileSystem, directory: Path) -> None:
         raise CorruptRecord(segment_path(str(directory), 0), 0, reason, hint=hint)
 
 
-def _require_alone(directory: Path, tables: LmdbTables) -> None:
-    """Raise StoreError for the copy of a shared log, which is the other nodes' too."""
-    if load_place(tables) is not None:
+def _require_alone(directory: Path, tables: LmdbTables, log: Log) -> None:
+    """Raise StoreError for the copy of a shared log, which is the other nodes' too. One
+    that was restored since is another incarnation, and a broker's alone.
+    """
+    if load_place(tables) is None:
+        return
+    records = log.scan(max(tables.position, log.first))
+    if any(record.kind == KINDS[LogRestored] for record in records):
+        drop_place(tables)
+    else:
         raise StoreError(
             f"{directory} is a copy of a cluster's log",
             hint="start it with its section [cluster]; let the leading node make changes",
@@ -292,6 +371,9 @@ class StorageService:
         self._pause = 0  # calls of `tend` to let pass after trouble
         # of a shared log: where its partition is read, or None
         self.place: Callable[[], Place] | None = None
+        # of its leader: lets the partition forget what is before a place
+        self.forget_before: Callable[[Place], None] | None = None
+        self._places: deque[tuple[int, Place]] = deque()  # of snapshots, by their positions
         self._tried_space = False  # in the tick before
 
     def remove_segments(
@@ -332,12 +414,14 @@ class StorageService:
     def _maintain(self) -> None:
         log, disk = self._engine.store, self._engine.disk
         if self._tables.position - self._snapshot >= self._snapshot_due():
+            place = None if self.place is None else load_place(self._tables)
+            if place is not None:
+                self._places.append((self._tables.position, place))
             self._run("snapshot", disk.write_with_ballast, self._write_snapshot)
         elif self._release():
-            self._run(
-                "retention", self._remove, self._retention is not None and self._retention.archiving
-            )
-        elif log.end == self._snapshot and self._awaits_snapshot():
+            archives = self._retention is not None and self._retention.archiving
+            self._run("retention", self._remove, archives).addCallback(lambda _: self._forget())
+        elif log.end == self._snapshot and self._awaits_snapshot() and not self._follows:
             self._engine.submit(NoteSnapshot(self._snapshot), lambda _reply: None)
         elif (
             disk.ballast_fits
@@ -422,6 +506,23 @@ class StorageService:
             below = min(self._retention.free.below, self._older, self._held_from())
             self._released += log.release_before(below)
         return bool(self._released)
+
+    @property
+    def _follows(self) -> bool:
+        return self._retention is not None and not self._retention.decides
+
+    def _forget(self) -> None:
+        """Let the partition of a shared log forget what is removed here, and no copy
+        would read again: each has two snapshots that are this near to its end.
+        """
+        if self.forget_before is None:
+            return
+        log, place = self._engine.store, None
+        below = min(log.first, log.end - RETAINED * self._settings.snapshot_bytes)
+        while self._places and self._places[0][0] <= below:
+            place = self._places.popleft()[1]
+        if place is not None:
+            self.forget_before(place)
 
     def _held_from(self) -> int:
         """Return the position from which backups hold the log, unless the disk is

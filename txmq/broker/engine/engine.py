@@ -13,7 +13,8 @@ applied ends the broker before the record is written: log and state would differ
 A damaged index ends it as well: the next start makes another.
 
 A full disk is no failure. The engine retries the failed write until there is space; all
-replies that depend on it wait. Meanwhile the broker refuses writes and serves reads.
+replies that depend on it wait. Meanwhile the broker refuses writes and serves reads. In
+a cluster it is one: another node has space.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from itertools import product
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import structlog
+from twisted.internet.defer import FirstError, gatherResults, maybeDeferred
 from twisted.python.failure import Failure
 
 from txmq.broker.engine.disk_space import Disk
@@ -54,7 +56,7 @@ if TYPE_CHECKING:
     # a function and its arguments, before the exception that the request raised
     Requester = tuple[Any, ...]
     Listener = Callable[[Any, RecordContext], None]
-    # writes a flush here and brings it to the other nodes
+    # brings a flush to the other nodes
     Replicate = Callable[[Flush], Deferred[None]]
 
 INLINE_BYTES = 256 << 10  # a larger write blocks the reactor longer than a change of threads
@@ -419,11 +421,21 @@ class Engine:
     def _in_background(self, flush: Flush | None) -> Deferred[Any]:
         """Make a flush durable, in a thread or at the other nodes."""
         if self.replicate is not None and flush is not None:
-            return self.replicate(flush)
+            return self._share(self.replicate, flush)
         write = (self.store.sync,) if flush is None else (self.store.write, flush)
         size = (self.store.end if flush is None else flush.end) - self.store.durable
         work: Deferred[Any] = self._in_thread(self._timed, size, *write)
         return work
+
+    def _share(self, replicate: Replicate, flush: Flush) -> Deferred[Any]:
+        """Bring a flush to the other nodes, and write it here without a sync. A leader
+        whose reactor waits for its disk would fall silent, and be deposed.
+        """
+        shared: Deferred[Any] = maybeDeferred(replicate, flush)
+        write = partial(self.store.write, flush, sync=False)
+        written: Deferred[Any] = self._in_thread(self.disk.write_with_ballast, write)
+        both: Deferred[Any] = gatherResults([shared, written], consumeErrors=True)
+        return both.addErrback(_first_of)
 
     def _writes_inline(self, flush: Flush) -> bool:
         """Return whether the reactor writes itself, because a thread would gain
@@ -546,7 +558,8 @@ class Engine:
         self.budget.observe(size, taken_s)
 
     def _is_full(self, error: BaseException | None) -> bool:
-        return isinstance(error, DiskFull) and self.store.read_only
+        is_alone = self.replicate is None
+        return is_alone and isinstance(error, DiskFull) and self.store.read_only
 
     def fail(self, failure: Failure) -> None:
         """Stop for good, as after a failed write: send no reply, retry nothing. The
@@ -554,6 +567,12 @@ class Engine:
         """
         self.failed = failure
         self.on_failure(failure)
+
+
+def _first_of(several: Failure) -> Failure:
+    """Return the failure that came first, out of `gatherResults`."""
+    assert isinstance(several.value, FirstError)
+    return several.value.subFailure
 
 
 def _log_failure(failure: Failure) -> None:

@@ -33,10 +33,11 @@ Force = Annotated[
 @local_command(app, "create", example="txmq cluster create --config node.toml")
 def create(out: Output, *, config: Config, replicas: Replicas = 3) -> None:
     """Make the topic of a cluster, with settings by which it loses nothing, and begin
-    an empty log in it.
+    an empty log in it. What is there already stays as it is, so it may be repeated.
     """
     from txmq.broker.cluster.kafka_client import KafkaAddress
-    from txmq.broker.cluster.kafka_genesis import write_genesis
+    from txmq.broker.cluster.kafka_genesis import begin_log
+    from txmq.broker.cluster.kafka_topic import check
     from txmq.broker.cluster.kafka_topic import create as create_topic
     from txmq.config.broker import load_cluster
     from txmq.store.log.segment import HEADER_SIZE
@@ -44,10 +45,19 @@ def create(out: Output, *, config: Config, replicas: Replicas = 3) -> None:
 
     settings = load_cluster(config)
     kafka = KafkaAddress(settings.kafka, settings.options)
-    create_topic(kafka, settings.topic, replicas)
+    is_made = create_topic(kafka, settings.topic, replicas)
+    if not is_made:
+        check(kafka, settings.topic, settings.accept)
     genesis = Genesis(uuid4(), 0, HEADER_SIZE, time.time_ns() // 1_000)
-    write_genesis(kafka, settings.topic, genesis)
-    out.show({"topic": settings.topic, "log_id": str(genesis.log_id), "replicas": replicas})
+    found = begin_log(kafka, settings.topic, genesis)
+    out.show(
+        {
+            "topic": settings.topic,
+            "log_id": str(found.log_id),
+            "topic_made": is_made,
+            "log_begun": found == genesis,
+        }
+    )
 
 
 @broker_command(app, "status", example="txmq cluster status")

@@ -194,6 +194,8 @@ def restore(
 ) -> None:
     """Restore a backup into an empty directory. What was stored after its end, or after
     --until, is lost; clients notice by the log's incarnation, which is another one.
+    Settings with a section [cluster] make the copy of a node, which loses nothing: it
+    reads the rest from the partition.
     """
     from txmq.broker.data_directory.restore import restore_log
     from txmq.store.filesystem import RealFileSystem
@@ -202,18 +204,27 @@ def restore(
     point = Until()
     if until is not None:
         point = Until(position=int(until)) if is_number(until) else Until(time=parse_time(until))
-    settings = offline_settings(data, config).broker
+    settings = offline_settings(data, config)
+    is_shared = settings.cluster is not None
+    if is_shared and until is not None:
+        raise typer.BadParameter("a node's copy has what the partition has: leave out --until")
     with closing(Progress(out)) as progress:
-        report = restore_log(RealFileSystem(), source, settings, progress, point)
+        report = restore_log(
+            RealFileSystem(), source, settings.broker, progress, point, is_shared=is_shared
+        )
     out.show(
         report._asdict()
         | {
             "log_id": str(report.log_id),
-            "incarnation": str(report.incarnation),
+            "incarnation": None if report.incarnation is None else str(report.incarnation),
             "stored_to": format_time(report.stored_to),
         }
     )
-    out.print_note("What was stored later is lost. What databases have of it: txmq log lost DSN")
+    out.print_note(
+        "Start the node: it reads from the partition what was stored later."
+        if is_shared
+        else "What was stored later is lost. What databases have of it: txmq log lost DSN"
+    )
 
 
 def lost(

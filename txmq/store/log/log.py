@@ -19,6 +19,7 @@ from uuid import UUID, uuid4
 from txmq.crashpoints import crashpoint
 from txmq.errors import CorruptRecord, StoreError
 from txmq.store.filesystem import Bytes, FileLock, FileSystem
+from txmq.store.log.cut import forbid_cut
 from txmq.store.log.decoder import Damage
 from txmq.store.log.integrity import KnownPositions
 from txmq.store.log.reader import LogReader
@@ -315,6 +316,10 @@ class Log:
         if segment.path.rpartition("/")[2] in self._fs.listdir(folder):
             self._fs.remove(segment.path)
         self._fs.sync_directory(folder)
+
+    def forbid_cut(self, why: str) -> None:
+        """Keep the log as it is over the next starts of a node of a cluster."""
+        forbid_cut(self._fs, self._directory, why)
 
     def close(self) -> None:
         """Close the files and release the lock. Unwritten records are lost.

@@ -19,6 +19,14 @@ its last confirmed slice was begun. That slice counted, so the next leader reads
 before its own claim. It answers and confirms nothing until the lease has run out since
 then, with LEASE_MARGIN for clocks of different rates. An election by silence has waited
 for that already.
+
+Silence ends a leader as well. One of whose slices none was confirmed for as long as a
+follower waits at most can only be deposed: each of them has claimed, unless the
+partition is away for all. It does not wait until it learns that, because its clients
+would wait with it.
+
+Space. A node without space on its disk claims after all that have some. A leader that
+loses it steps down once: where it comes to lead again, there is nobody else.
 """
 
 from __future__ import annotations
@@ -118,7 +126,6 @@ class _InFlight:
     read_to: int  # offset of the last record that was read before
     is_reported: bool = False
     offset: int | None = None
-    asked_at: float | None = None
 
 
 DEFAULT_TIMING = Timing()
@@ -128,7 +135,8 @@ class Node:
     """A node of a shared log, from its start to its end.
 
     `place` is what the node's copy of the log knows of the partition. `nonce` are 16
-    random bytes of this object.
+    random bytes of this object. `has_space` is told from outside: whether the node's
+    disk has space for a leader's writes.
     """
 
     def __init__(
@@ -144,6 +152,7 @@ class Node:
         timing: Timing = DEFAULT_TIMING,
     ) -> None:
         self.state = State.FOLLOWING
+        self.has_space = self._had_space = True
         self.place = place
         self.has_caught_up = False  # once, since it began
         # For operators: claims that were read, questions of rule B, and times.
@@ -151,6 +160,7 @@ class Node:
         self.read_at = now
         self._partition, self._listener = partition, listener
         self._name, self._nonce, self._rng, self._timing = name, nonce, rng, timing
+        self._longest_s = timing.silence_s * _PATIENCE[1]  # that any node waits
         self._now = now
         self._is_known = False  # whether the partition is the one of `place`
         self._is_caught_up = False
@@ -169,7 +179,7 @@ class Node:
         self._begun_at = now
         self._confirmed_at = -inf
         self._free_at = inf
-        self._resigns = False
+        self.is_resigning = False
 
     @property
     def confirmed_at(self) -> float:
@@ -193,7 +203,7 @@ class Node:
             self._is_slice_read, self._slice_read_at = False, now
         if self.state is State.LEADING:
             self._lead_on()
-        elif now - self._quiet_since >= self._patience:
+        elif now - self._quiet_since >= self._patience + (0 if self.has_space else self._longest_s):
             if self.state is State.CLAIMING and self._in_flight is None:
                 # A reader that stands still looks like silence: its node would depose
                 # one leader after the other.
@@ -221,7 +231,7 @@ class Node:
 
         They are confirmed together. Raises StoreClosed unless the node leads.
         """
-        if self.state is not State.LEADING or self._resigns:
+        if self.state is not State.LEADING or self.is_resigning:
             raise StoreClosed(f"the node {self._name} does not lead the log")
         self._now = now
         start = self._end
@@ -247,7 +257,7 @@ class Node:
         """Return whether the leader may answer from its state without an append."""
         return (
             self.state is State.LEADING
-            and not self._resigns
+            and not self.is_resigning
             and self._free_at <= now < self._confirmed_at + self._timing.lease_s
         )
 
@@ -256,9 +266,9 @@ class Node:
 
         A claim of nobody then tells the others that no lease is left to wait for.
         """
-        if self.state is not State.LEADING or self._resigns:
+        if self.state is not State.LEADING or self.is_resigning:
             return
-        self._resigns = True
+        self.is_resigning = True
         if now < self._free_at:
             self._finish(End.RESIGNED, "before the lease of the leader before it ran out")
             return
@@ -335,6 +345,7 @@ class Node:
         self._epoch = self.place.epoch
         self._expectation = Expectation(self.place.offset)
         self._end = self._certain = self._confirmed = self.place.end
+        self._had_space = self.has_space
         self._listener.leads(self.place)
 
     def _read_on(self) -> None:
@@ -377,16 +388,14 @@ class Node:
     def _lead_on(self) -> None:
         if self._free_at == inf:
             self._free_at = self._slice_read_at + self._timing.lease_s * LEASE_MARGIN
-        self._tell()
-        flight = self._in_flight
-        if flight is None:
-            if self._now - self._begun_at >= self._timing.beat_s:
+        if self._now - self._quiet_since >= self._longest_s:
+            self._finish(End.UNDELIVERED, f"nothing was confirmed for {self._longest_s:.1f} s")
+        elif self._had_space and not self.has_space:
+            self.step_down(self._now)
+        else:
+            self._tell()
+            if self._in_flight is None and self._now - self._begun_at >= self._timing.beat_s:
                 self._beat()
-        elif flight.is_reported:
-            if flight.asked_at is None:
-                flight.asked_at = self._now
-            elif self._now - flight.asked_at > self._timing.silence_s:
-                self._finish(End.UNDELIVERED, f"nothing tells what became of {flight.offset}")
 
     def _beat(self) -> None:
         """Write a slice without data, which quiets followers and renews the lease."""
@@ -398,7 +407,7 @@ class Node:
             return
         if self._queue:
             self._produce(self._queue.popleft())
-        elif self._resigns:
+        elif self.is_resigning:
             self._produce(Claim(self._log_id, self._epoch + 1, NO_NONCE, self._name))
 
     def _produce(self, record: Claim | Slice) -> None:
@@ -430,6 +439,7 @@ class Node:
         assert flight is not None
         assert isinstance(flight.record, Slice)  # claims are not confirmed
         self._confirmed_at = flight.begun_at
+        self._is_heard = True
         self._in_flight = None
         # A claim cuts a log at `whole`: the middle of an append is not certain to stay.
         self._certain = flight.record.whole

@@ -24,6 +24,11 @@ def save_place(tables: LmdbTables, place: Place) -> None:
     tables[META].put(PLACE_ROW, (log_id, *place._replace(log_id=None)))
 
 
+def drop_place(tables: LmdbTables) -> None:
+    """Let the next commit of the tables have none: they are a broker's alone."""
+    tables[META].delete(PLACE_ROW)
+
+
 def load_place(tables: LmdbTables) -> Place | None:
     """Return the place that the tables were saved with, None without any."""
     row = tables[META].get(PLACE_ROW)
