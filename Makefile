@@ -2,6 +2,7 @@
 # `make demo` and `make test` need a part of the lock only.
 #
 #   make demo    the order flow, end to end             SCALE=0.01 sizes it, KEEP=1 leaves it running at the end
+#                CLUSTER=1: over three nodes and a Kafka (Java, Maven), whose leader is lost in the middle
 #   make test    the tests of every change: minutes     T="tests/test_layers.py -k name" runs what it names instead
 #   make deep    all others but the soak                T= narrows
 #   make soak    the tests that run for long            T= narrows
@@ -29,6 +30,7 @@ sources := $(wildcard txmq txmq_command.py spark adapters examples tests scripts
 compiled := .cache/compiled
 classes := .cache/java/classes.jsa
 jars := .cache/kafka
+programs := .cache/deployment
 
 .PHONY: help demo test deep soak bench check types style layers shots house deb release lock clean
 
@@ -65,8 +67,12 @@ $(classes): $(ready)
 $(jars): tests/kafka.pom.xml | $(ready)
 	@$(python) -m tests.kafka_nodes >/dev/null 2>&1 || true
 
-demo: $(ready)
-	@$(python) -m examples.order_flow $(if $(SCALE),--scale $(SCALE)) $(if $(KEEP),--keep)
+# helm and what else reads packaging, once, where Go is. Without them its tests are skipped.
+$(programs): tests/deployment_tools.py | $(ready)
+	@$(python) -m tests.deployment_tools >/dev/null 2>&1 || true
+
+demo: $(ready) $(if $(CLUSTER),$(jars))
+	@$(python) -m examples.order_flow $(if $(SCALE),--scale $(SCALE)) $(if $(KEEP),--keep) $(if $(CLUSTER),--cluster)
 
 # Some tests at once; how many, which of them stay together, and in which order: tests/reporting.py.
 at_once := --numprocesses auto --maxprocesses 8 --dist loadscope --no-loadscope-reorder
@@ -75,7 +81,7 @@ quick := not soak and not deep
 test: $(if $(T),$(complete),$(compiled))
 	@$(python) -m pytest $(at_once) $(if $(T),$(T),-m "$(quick)")
 
-deep: $(complete) $(classes) $(jars)
+deep: $(complete) $(classes) $(jars) $(programs)
 	@$(python) -m pytest $(at_once) -m "deep and not soak" $(T)
 
 soak: $(complete) $(classes)

@@ -76,6 +76,19 @@ DASHBOARDS: dict[str, tuple[tuple[Panel, ...], ...]] = {
             Panel("Delayed messages", "short", one("txmq_delayed_messages@", "delayed")),
             Panel("Unprocessed", "short", one("topk(10, txmq_group_unprocessed@)", "{{group}}")),
         ),
+        (
+            Panel("Cluster: who leads", "short", one("txmq_cluster_leader@", "{{instance}}")),
+            Panel("Cluster: nodes behind", "s", one("txmq_cluster_lag_seconds@", "{{node}}")),
+            Panel(
+                "Cluster: Kafka",
+                "short",
+                (
+                    *one("txmq_cluster_unconfirmed_seconds@", "seconds unconfirmed"),
+                    *one("rate(txmq_cluster_claims_total@[5m])", "claims {{instance}}"),
+                    *one("rate(txmq_cluster_questions_total@[5m])", "questions"),
+                ),
+            ),
+        ),
     ),
     "transactions": (
         (

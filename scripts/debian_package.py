@@ -85,7 +85,7 @@ def install(build: Path, place: Path) -> None:
     """Make the virtual environment, which runs wherever it is moved to."""
     locked = build / "requirements.txt"
     _run(
-        *_uv("pip", "compile"), "--quiet", "--extra", "broker", "--generate-hashes",
+        *_uv("pip", "compile"), "--quiet", "--extra", "kafka", "--generate-hashes",
         "--no-emit-index-url", "--constraint", ROOT / "requirements" / "lock.txt",
         "--python", PYTHON, "--output-file", locked, ROOT / "pyproject.toml",
     )  # fmt: skip

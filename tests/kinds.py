@@ -68,9 +68,11 @@ DEEP: Final = {
         "tests/admin/test_monitoring_files.py",
         "tests/broker/cluster/test_failover.py",
         "tests/broker/cluster/test_kafka.py",
+        "tests/broker/cluster/test_upgrade.py",
         "tests/client/blocking/test_pgbouncer.py",
         "tests/tx/postgres/test_pgbouncer.py",
         "tests/test_browser.py",
+        "tests/test_deployment.py",
     ),
     "packages, benchmarks and other tools": (
         "tests/checkers",
@@ -86,6 +88,7 @@ DEEP: Final = {
     "processes killed in series, and long lives": (
         "tests/demo",
         "tests/system",
+        "tests/broker/cluster/test_replaced_nodes.py",
         "tests/client/aio/test_kills.py",
         "tests/client/blocking/test_inbox_identity.py",
         "tests/client/blocking/test_inbox_resets.py",

@@ -95,6 +95,7 @@ CALLS = {
         "plan": "name",
         "audit": "**AuditOptions",
         "trace": "key message_id limit",
+        "describe_cluster": "",
         "recall": "message",
         "call": "name **args",
         "close": "",
@@ -236,18 +237,18 @@ ANNOTATIONS = {
         "Receipt Found ReceivedMessage DeliveredMessage ReceivedBatch Decision RetryPolicy "
         "OffsetStore FileOffsets "
         "AuditEntry ChangedLetters ExportedLetters ImportedLetters Trace Trial "
-        "Options ConsumerOptions TransactionOptions XaOptions"
+        "ClusterView NodeView Options ConsumerOptions TransactionOptions XaOptions"
     ),
     txmq.aio: (
         "Client Cluster Consumer Consumers Reader Readers Transaction PostgresTransaction "
         "HalfTransaction XaTransaction EnlistedTransaction Found Half HalfMessage DeadLetter "
-        "FoundMessage StoredBatch DeliveredMessage ReceivedBatch"
+        "FoundMessage StoredBatch DeliveredMessage ReceivedBatch ClusterView NodeView"
     ),
     txmq.twisted: (
         "Client Cluster Consumer Consumers Reader Readers Transaction HalfTransaction "
         "XaTransaction Found Half HalfMessage DeadLetter FoundMessage StoredBatch "
         "DeliveredMessage ReceivedBatch AuditEntry ChangedLetters ExportedLetters "
-        "ImportedLetters Trace Trial"
+        "ImportedLetters Trace Trial ClusterView NodeView"
     ),
 }
 

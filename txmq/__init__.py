@@ -77,6 +77,7 @@ if TYPE_CHECKING:
     from txmq.client.protocol.transaction.checks import Half
     from txmq.client.protocol.transaction.half_message import HalfMessage
     from txmq.client.protocol.transaction.options import TransactionOptions, XaOptions
+    from txmq.model.cluster import ClusterView, NodeView
     from txmq.tx.postgres.emit import emit
 
 __all__ = [
@@ -87,6 +88,7 @@ __all__ = [
     "ChangedLetters",
     "Client",
     "Cluster",
+    "ClusterView",
     "Consumer",
     "ConsumerOptions",
     "Consumers",
@@ -104,6 +106,7 @@ __all__ = [
     "ImportedLetters",
     "Job",
     "Message",
+    "NodeView",
     "OffsetStore",
     "Options",
     "PlanStatus",
@@ -137,6 +140,7 @@ _LAZY = {
     "ChangedLetters": "txmq.client.protocol.letter_changes",
     "Client": "txmq.client.blocking.client",
     "Cluster": "txmq.client.blocking.cluster",
+    "ClusterView": "txmq.model.cluster",
     "Consumer": "txmq.client.blocking.consumer.consumer",
     "ConsumerOptions": "txmq.client.protocol.consumer.settings",
     "Consumers": "txmq.client.blocking.consumer.consumer",
@@ -152,6 +156,7 @@ _LAZY = {
     "HalfTransaction": "txmq.client.blocking.transaction.half",
     "ImportedLetters": "txmq.client.protocol.letter_changes",
     "Job": "txmq.client.blocking.transaction.jobs",
+    "NodeView": "txmq.model.cluster",
     "OffsetStore": "txmq.client.protocol.offsets",
     "Options": "txmq.client.protocol.settings",
     "PlanStatus": "txmq.client.protocol.plans",

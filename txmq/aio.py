@@ -50,6 +50,7 @@ from txmq.client.protocol.settings import ClientSettings, Options, refuse_spool,
 from txmq.client.protocol.transaction.checks import Half
 from txmq.client.protocol.transaction.half_message import HalfMessage
 from txmq.errors import ConfigError
+from txmq.model.cluster import ClusterView, NodeView
 from txmq.tx.postgres.emit import emit_async as emit
 
 __all__ = [
@@ -57,6 +58,7 @@ __all__ = [
     "ChangedLetters",
     "Client",
     "Cluster",
+    "ClusterView",
     "Consumer",
     "Consumers",
     "DeadLetter",
@@ -69,6 +71,7 @@ __all__ = [
     "HalfMessage",
     "HalfTransaction",
     "ImportedLetters",
+    "NodeView",
     "PlanStatus",
     "PlannedLetter",
     "PostgresTransaction",

@@ -55,12 +55,14 @@ from txmq.client.twisted.messages import Job, ReplayPlan
 from txmq.client.twisted.reader import Reader, Readers
 from txmq.client.twisted.transaction import HalfTransaction, Transaction, XaTransaction
 from txmq.client.twisted.typed import TypedTopic
+from txmq.model.cluster import ClusterView, NodeView
 
 __all__ = [
     "AuditEntry",
     "ChangedLetters",
     "Client",
     "Cluster",
+    "ClusterView",
     "Consumer",
     "Consumers",
     "DeadLetter",
@@ -73,6 +75,7 @@ __all__ = [
     "HalfTransaction",
     "ImportedLetters",
     "Job",
+    "NodeView",
     "PlanStatus",
     "PlannedLetter",
     "Reader",

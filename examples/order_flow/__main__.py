@@ -43,9 +43,16 @@ def main() -> int:
         help="keep broker, console and PostgreSQL running at the end",
     )
     parser.add_argument(
+        "--cluster",
+        action="store_true",
+        help="three nodes of the broker over a Kafka; the leader is lost with its disk",
+    )
+    parser.add_argument(
         "--directory", type=Path, metavar="DIR", help="new directory for logs and reports"
     )
     options = parser.parse_args()
+    if options.cluster and options.keep:
+        parser.error("a cluster ends with the run: leave out --keep or --cluster")
     directory: Path = (
         options.directory
         or ROOT / "out" / "demo" / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
@@ -54,11 +61,14 @@ def main() -> int:
     from examples.order_flow.flow import run  # noqa: PLC0415  # the driver is not needed for --help
 
     try:
-        return (
-            0
-            if run(directory.absolute(), scale=options.scale, seed=options.seed, keep=options.keep)
-            else FAILED
+        passed = run(
+            directory.absolute(),
+            scale=options.scale,
+            seed=options.seed,
+            keep=options.keep,
+            cluster=options.cluster,
         )
+        return 0 if passed else FAILED
     except (TxmqError, TimeoutError, OSError) as error:
         print(f"order flow: {error}\nsee the logs in {directory}", file=sys.stderr)
         return FAILED

@@ -1,5 +1,5 @@
 """The deployment of a run: a PostgreSQL server, a broker and the services, each a
-process.
+process. With a cluster the broker has three nodes, and their log is in a Kafka.
 """
 
 from __future__ import annotations
@@ -8,9 +8,11 @@ import json
 import os
 import shlex
 import shutil
+import subprocess
+import sys
 import tempfile
 from collections.abc import Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from string import Template
 from typing import Any, Final
@@ -20,11 +22,12 @@ from psycopg2.sql import Composable
 
 import txmq
 from examples.order_flow import watch
-from examples.order_flow.fleet import Fleet, Process
-from txmq.errors import DatabaseUnavailable
+from examples.order_flow.fleet import ROOT, START_LIMIT_S, Fleet, Process
+from txmq.errors import ConfigError, DatabaseUnavailable, TxmqError
 from txmq.testing.ports import free_port
 from txmq.testing.postgres_server import OwnServer, PostgresServer
 from txmq.testing.reaper import release
+from txmq.testing.wait import wait_until
 from txmq.tx.postgres import schema
 from txmq.tx.postgres.session import connect
 
@@ -33,7 +36,7 @@ from txmq.tx.postgres.session import connect
 SETTINGS: Final = Template("""\
 [broker]
 data = $data
-name = "order-flow"
+name = "$name"
 create_topics = true
 
 [consumers]
@@ -49,15 +52,23 @@ longest_s = 5.0
 name = "shop"
 dsn = $dsn
 """)
+CLUSTER: Final = Template("""
+[cluster]
+kafka = "$servers"
+""")
+NODES: Final = ("broker-1", "broker-2", "broker-3")
 
 
 class Deployment:
     """The processes and directories of a run. `close` ends all processes."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, *, cluster: bool = False) -> None:
         self.directory = directory
         self.data = directory / "tpch"
         self.fleet = Fleet(directory / "logs")
+        self._is_cluster = cluster
+        self._consoles: dict[str, str] = {}  # of the broker's processes
+        self._ends = ExitStack()  # what else has to end
         self.url = ""
         self.console = ""
         self.dsn = ""
@@ -112,29 +123,79 @@ class Deployment:
 
     def start_broker(self) -> str:
         """Start the broker; return its address. The console is at `console`."""
-        config = self.directory / "broker.toml"
-        config.touch(mode=0o600)  # the DSN contains a password
-        places = {"data": json.dumps(str(self.directory / "broker")), "dsn": json.dumps(self.dsn)}
-        config.write_text(SETTINGS.substitute(places), "utf-8")
-        http = f"127.0.0.1:{free_port()}"
-        command = ["-m", "txmq", "broker", "--config", str(config), "--http", http, "--listen"]
-        broker = self.fleet.start("broker", [*command, "127.0.0.1:0"])
-        self.url = self.fleet.environment["TXMQ_BROKER"] = broker.first_line().removeprefix(
-            "ready "
-        )
-        self.console = f"http://{http}/"
-        broker.command = [
-            *command,
-            self.url.removeprefix("txmq://"),
-        ]  # the same port after a restart
+        if self._is_cluster:
+            return self._start_cluster()
+        broker = self._start_node("broker", f"127.0.0.1:{free_port()}", "")
+        self.console = self._consoles["broker"]
+        return self._use(broker.first_line().removeprefix("ready "))
+
+    def _start_cluster(self) -> str:
+        """Start a Kafka and the nodes whose log is there, and wait until one leads."""
+        from tests import kafka_nodes  # noqa: PLC0415  # only a run with a cluster has Java
+
+        if kafka_nodes.JAVA is None or not kafka_nodes.JARS.exists():
+            reason = "it needs Java and the jars of Kafka"
+            raise ConfigError("--cluster", reason, hint="with Maven: make demo CLUSTER=1")
+        kafka = self._ends.enter_context(kafka_nodes.kafka_nodes(self._kafka))
+        cluster = CLUSTER.substitute(servers=kafka.address.servers)
+        config = self._write_settings(NODES[0], cluster)
+        create = ["-m", "txmq", "cluster", "create", "--config", str(config)]
+        subprocess.run([sys.executable, *create], cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
+        addresses = {name: f"127.0.0.1:{free_port()}" for name in NODES}
+        for name, address in addresses.items():
+            self._start_node(name, address, cluster)
+        self._use(f"txmq://{','.join(addresses.values())}")
+        self.console = self._consoles[self._wait_for_leader()]
         return self.url
 
-    def crash_broker(self) -> None:
-        """Kill the broker and start it again, on the same port and data."""
-        broker = self.fleet.processes["broker"]
+    def _start_node(self, name: str, address: str, cluster: str) -> Process:
+        config = self._write_settings(name, cluster)
+        http = f"127.0.0.1:{free_port()}"
+        self._consoles[name] = f"http://{http}/"
+        options = ["--config", str(config), "--http", http, "--listen", address]
+        return self.fleet.start(name, ["-m", "txmq", "broker", *options])
+
+    def _write_settings(self, name: str, cluster: str) -> Path:
+        config = self.directory / f"{name}.toml"
+        config.touch(mode=0o600)  # the DSN contains a password
+        data, dsn = json.dumps(str(self.directory / name)), json.dumps(self.dsn)
+        config.write_text(SETTINGS.substitute(name=name, data=data, dsn=dsn) + cluster, "utf-8")
+        return config
+
+    def _use(self, url: str) -> str:
+        self.url = self.fleet.environment["TXMQ_BROKER"] = url
+        return url
+
+    def crash_broker(self) -> str:
+        """Kill the broker and start it again, on the same port and data; of a cluster
+        the leader, whose disk is lost as well. Return what became of it.
+        """
+        name = self._wait_for_leader()
+        broker = self.fleet.processes[name]
         broker.kill()
+        if self._is_cluster:
+            shutil.rmtree(self.directory / name)
         broker.start()
-        broker.first_line()
+        leader = self._wait_for_leader()
+        self.console = self._consoles[leader]
+        if self._is_cluster:
+            return f"{name} is lost with its disk, {leader} leads"
+        return "broker is ready again"
+
+    def _wait_for_leader(self) -> str:
+        """Return the name of the process that serves, once there is one."""
+        found: list[str] = []
+
+        def serves() -> bool:
+            for process in self.fleet.named("broker"):
+                if process.exit_status() is not None:
+                    raise process.failure()
+            with suppress(TxmqError), self.client() as client:
+                found.append(client.call("broker.show")["name"])
+            return bool(found)
+
+        wait_until(serves, START_LIMIT_S, what="a broker serves")
+        return found[0]
 
     def start_service(self, name: str, crash_points: Sequence[str], *, of: int = 1) -> Process:
         """Start a process of a service: "orders-1" is the second one of `of`."""
@@ -188,6 +249,7 @@ class Deployment:
     def close(self, *, clear: bool) -> None:
         """End all processes; `clear` removes the data, too."""
         self.fleet.stop("")
+        self._ends.close()
         if self.server is not None:
             self.server.stop()
         if clear:
@@ -197,4 +259,10 @@ class Deployment:
     def data_directories(self) -> list[Path]:
         """Return the directories with data."""
         postgres = [self.server.directory] if isinstance(self.server, OwnServer) else []
-        return [self.directory / "broker", self.data, self.local, *postgres]
+        brokers = [self.directory / name for name in self._consoles]
+        kafka = [self._kafka] if self._is_cluster else []
+        return [*brokers, *kafka, self.data, self.local, *postgres]
+
+    @property
+    def _kafka(self) -> Path:
+        return self.directory / "kafka"

@@ -57,12 +57,12 @@ To stop and remove them:
 """)
 
 
-def run(directory: Path, *, scale: float, seed: int, keep: bool) -> bool:
+def run(directory: Path, *, scale: float, seed: int, keep: bool, cluster: bool) -> bool:
     """Run the whole flow; return whether the audit found no contradiction.
 
     Raises TxmqError where the flow could not be completed.
     """
-    screen, deployment = Screen(), Deployment(directory)
+    screen, deployment = Screen(), Deployment(directory, cluster=cluster)
     deployment.fleet.environment |= screen.environment
     screen.event(f"logs and reports: {directory}")
     passed = left = False

@@ -139,8 +139,7 @@ class Traffic:
                 self._set_carrier(available=False)
                 self._outage_ends = time.monotonic() + OUTAGE_S
             case Fault.BROKER_KILLED:
-                self._deployment.crash_broker()
-                self._screen.event("broker is ready again")
+                self._screen.event(self._deployment.crash_broker())
             case Fault.POSTGRES_CRASHED:
                 crashed = self._deployment.crash_postgres()
                 self._screen.event(

@@ -15,8 +15,8 @@ from txmq.wire.calls.alarms import REPORTED_NAMES
 
 # the others name what has no page: the log, the clock, the broker itself
 LINKED = (
-    "disk.", "fence.", "group.", "heuristic.", "plan.", "resolver.", "retention.", "store.",
-    "transaction.",
+    "cluster.", "disk.", "fence.", "group.", "heuristic.", "plan.", "resolver.", "retention.",
+    "store.", "transaction.",
 )  # fmt: skip
 WAITING = {"broker.silent", "disk.behind", "disk.full"}  # pages wait for the disk, as all else
 

@@ -10,8 +10,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from twisted.internet.task import Clock
 
 from tests.broker.calls.test_plan_calls import Desk
-from tests.broker.support import BrokerInMemory, FakeResolver, parts_of
+from tests.broker.support import BrokerInMemory, FakeNode, FakeResolver, parts_of
 from txmq.admin.metrics import groups, partitions
+from txmq.admin.metrics.cluster import ClusterMetrics
 from txmq.admin.metrics.exposition import Metrics
 from txmq.admin.metrics.groups import GroupMetrics
 from txmq.admin.metrics.partitions import PartitionMetrics
@@ -77,6 +78,29 @@ class MetricsBroker:
 @pytest.fixture
 def desk() -> MetricsBroker:
     return MetricsBroker()
+
+
+def test_a_leader_tells_of_its_followers_and_a_follower_of_itself() -> None:
+    node = FakeNode()
+    [follower] = node.others
+    node.others = [follower._replace(lag_bytes=70, lag_s=1.5)]
+
+    def values() -> dict[str, float]:
+        samples = [one for metric in ClusterMetrics(node).collect() for one in metric.samples]
+        assert all(one.labels in ({}, {"node": "n2"}) for one in samples)
+        return {one.name.removeprefix("txmq_cluster_"): one.value for one in samples}
+
+    own = {"leader": 1, "epoch": 3, "heard_seconds": 0.1, "claims_total": 4}
+    assert values() == {
+        **own, "unconfirmed_seconds": 0.2, "questions_total": 5, "followers": 1, "lag_bytes": 70,
+        "lag_seconds": 1.5,
+    }  # fmt: skip
+    node.figures = node.figures._replace(leads=False)
+    assert values() == {**own, "leader": 0}
+
+
+def test_a_broker_alone_has_no_metrics_of_a_cluster(desk: MetricsBroker) -> None:
+    assert not [name for name, _labels in desk.series() if name.startswith("txmq_cluster")]
 
 
 def test_unfinished_plans_tell_their_progress(desk: MetricsBroker) -> None:

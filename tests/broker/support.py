@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from random import Random
 from typing import Any
+from uuid import UUID
 
 import pytest
 from twisted.internet.defer import Deferred, execute
@@ -19,6 +20,7 @@ from txmq.batch import encode, verify
 from txmq.broker.assembly import Assembly
 from txmq.broker.checkback.resolvers import LeaseStatus, Resolvers, ResolverStatus
 from txmq.broker.engine.engine import Engine
+from txmq.broker.monitoring.cluster_node import NodeNumbers
 from txmq.broker.monitoring.liveness import Liveness
 from txmq.broker.reactor.steady_clock import SteadyClock
 from txmq.broker.service import BrokerParts
@@ -27,6 +29,7 @@ from txmq.core import machine
 from txmq.core.topics.topics import CreateTopic
 from txmq.core.transactions.half_storage import BundleBatch, StorePart
 from txmq.model.bundle import BundleReceipt
+from txmq.model.cluster import ClusterView, NodeView
 from txmq.model.decider import ByBroker, ByPostgres, DatabaseId, Decider
 from txmq.model.message import Decision, Message
 from txmq.model.units import SECOND
@@ -134,11 +137,36 @@ class FakeResolver:
         self.asked.pop(token)(token, answer, "resolver shop", reason)
 
 
+class FakeNode:
+    """A leader whose node is what the test says. `others` follow it."""
+
+    def __init__(self) -> None:
+        self.me = NodeView("n1", "127.0.0.1:7651", "leader", 3, 800, 0, 0.0, 0.0, "0.1.0")
+        self.others = [self.me._replace(name="n2", address="127.0.0.1:7652", role="follower")]
+        self.figures = NodeNumbers(True, 3, 0.1, 0.2, 4, 5)
+        self.has_stepped_down = False
+
+    def view(self) -> ClusterView:
+        return ClusterView(str(UUID(int=7)), 3, "n1", (self.me, *self.others))
+
+    def addresses(self) -> tuple[str, ...]:
+        return (self.me.address, *(node.address for node in self.others))
+
+    def numbers(self) -> NodeNumbers:
+        return self.figures
+
+    def step_down(self) -> None:
+        self.has_stepped_down = True
+
+
 class BrokerInMemory:
     """A broker whose disk and clock are simulated."""
 
     def __init__(
-        self, resolving: Resolvers | None = None, settings: SettingsFile | None = None
+        self,
+        resolving: Resolvers | None = None,
+        settings: SettingsFile | None = None,
+        cluster: FakeNode | None = None,
     ) -> None:
         self.clock = Clock()
         self.hanging: Deferred[None] | None = None  # what threads wait for
@@ -150,8 +178,15 @@ class BrokerInMemory:
         self.engine = Engine(self.log, state, clock=self.clock, now=steady, in_thread=self._at_once)
         self.engine.boot("test")
         settings = settings or load_broker(None, {"data": "/data", "create_topics": True})
+        self.cluster = cluster
         self.assembly = Assembly(
-            self.engine, settings, self.clock, resolving or NoResolvers(), Random(1), steady
+            self.engine,
+            settings,
+            self.clock,
+            resolving or NoResolvers(),
+            Random(1),
+            steady,
+            cluster,
         )
 
     def start(self) -> None:
@@ -332,4 +367,5 @@ def parts_of(
         assembly.turns,
         assembly.guard,
         assembly.sessions.sends,
+        cluster=broker.cluster,
     )

@@ -135,7 +135,7 @@ def peer(url: str) -> Iterator[Peer]:
     """A peer for the block."""
     pin = LogIdentity()
     connection = open_connection(
-        parse_url(url), lambda: Conversation("shop", pin), time.monotonic() + PATIENCE_S
+        parse_url(url), pin, lambda: Conversation("shop", pin), time.monotonic() + PATIENCE_S
     )
     try:
         yield Peer(connection)

@@ -267,3 +267,35 @@ def test_every_setting_is_read_by_some_module() -> None:
     settings = set(_fields(SettingsFile))
     assert {"session_s", "end_backend_after_s"} <= settings, "sections are found"
     assert settings - read == set()
+
+
+CLUSTER = """
+[broker]
+data = "/var/lib/txmq"
+listen = "{listen}"
+[cluster]
+kafka = "k:9092"
+"""
+
+
+@pytest.mark.parametrize("listen", ["0.0.0.0:7650", "[::]:7650", "127.0.0.1:0"])
+def test_a_node_that_nobody_can_find_has_to_say_where_it_is(file: Path, listen: str) -> None:
+    said = mistake(file, CLUSTER.format(listen=listen))
+    assert said.startswith(f"cluster: clients cannot be told {listen}: set cluster.advertise to")
+    file.write_text(CLUSTER.format(listen=listen) + 'advertise = "node-1:7650"')
+    cluster = load_broker(file, {}).cluster
+    assert cluster is not None
+    assert cluster.advertise == "node-1:7650"
+
+
+def test_a_node_does_not_answer_before_the_others_have_it(file: Path) -> None:
+    flush = 'listen = "h:1"\nflush = { every_ms = 5 }'
+    said = mistake(file, CLUSTER.replace('listen = "{listen}"', flush))
+    assert said == (
+        "cluster: a node of a cluster answers once the others have it: flush = sync (in FILE)"
+    )
+
+
+def test_a_node_is_found_where_it_listens(file: Path) -> None:
+    file.write_text(CLUSTER.format(listen="10.0.0.1:7650"))
+    assert load_broker(file, {}).cluster is not None

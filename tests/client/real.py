@@ -140,7 +140,10 @@ class RealBroker:
         """A bare connection."""
         pin = LogIdentity()
         return open_connection(
-            parse_url(self.url), lambda: Conversation(None, pin), time.monotonic() + PATIENCE_S
+            parse_url(self.url),
+            pin,
+            lambda: Conversation(None, pin),
+            time.monotonic() + PATIENCE_S,
         )
 
 

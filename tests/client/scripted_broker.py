@@ -68,6 +68,8 @@ class FakeBroker:
         self.others: Script = lambda _frame: b""  # requests that are neither calls nor sends
         self.takes_sends = False  # `others` gets frames of several sends
         self.greeting: bytes | None = None  # instead of the welcome
+        self.boot_epoch = 1
+        self.nodes: list[str] = []  # of its cluster
         self.accepted = 0
         self._ends: Counter[int] = Counter()
         self._peers: set[socket.socket] = set()
@@ -106,6 +108,20 @@ class FakeBroker:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def refuse_hello(self, error: RequestRejected) -> None:
+        """Refuse clients from now on."""
+        status, payload = error_reply(error)
+        self.greeting = encode_frame(Opcode.HELLO, 0, payload, status=status)
+
+    def welcome_again(self) -> None:
+        """Send all clients the welcome as it is now."""
+        welcome = self._welcome()
+        assert isinstance(welcome, bytes)
+        with self._lock:
+            for peer in self._peers:
+                with suppress(OSError):  # closed before
+                    peer.sendall(encode_frame(Opcode.HELLO, 0, welcome))
 
     def bodies(self) -> list[list[bytes]]:
         """Return the bodies of each send."""
@@ -155,7 +171,14 @@ class FakeBroker:
 
     def _welcome(self) -> Reaction:
         sizes = BrokerLimits(frame=limits.FRAME, message=self.message)
-        welcome = Welcome(version=1, broker="fake", log_id=self.log_id, boot_epoch=1, limits=sizes)
+        welcome = Welcome(
+            version=1,
+            broker="fake",
+            log_id=self.log_id,
+            boot_epoch=self.boot_epoch,
+            limits=sizes,
+            nodes=tuple(self.nodes),
+        )
         return welcome.encode() if self.greeting is None else Raw(self.greeting)
 
     def _call(self, frame: Frame) -> Reaction:

@@ -8,12 +8,13 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
+from tests.kafka_nodes import needs_kafka
 from txmq.testing.reaper import reaped, reaper_pipe
 from txmq.testing.wait import PATIENCE_S, wait_until
 
@@ -81,9 +82,10 @@ def below(pid: int) -> dict[int, str]:
 
 
 @pytest.mark.timeout(5 * PATIENCE_S)  # Spark on a busy machine
-def test_the_flow_survives_its_faults(tmp_path: Path) -> None:
+@pytest.mark.parametrize("options", [(), pytest.param(("--cluster",), marks=needs_kafka)])
+def test_the_flow_survives_its_faults(tmp_path: Path, options: Sequence[str]) -> None:
     directory = tmp_path / "run"
-    done = demo(directory, "--seed=2")
+    done = demo(directory, "--seed=2", *options)
     file = directory / "result.json"
     result = json.loads(file.read_text("utf-8")) if file.exists() else {}
     assert result.get("contradictions") == {}, done.stdout[-3_000:] + done.stderr[-3_000:]

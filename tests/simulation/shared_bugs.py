@@ -13,8 +13,9 @@ from unittest.mock import patch
 
 from tests.simulation.shared_nodes import Cluster
 from txmq.store.shared import node as nodes
+from txmq.store.shared.members import Members
 from txmq.store.shared.node import Node, State
-from txmq.store.shared.records import Claim, PartitionRecord, Slice
+from txmq.store.shared.records import Claim, Member, PartitionRecord, Slice
 from txmq.store.shared.rules import Expectation, Place, fold
 
 Patches = AbstractContextManager[Any]
@@ -177,6 +178,21 @@ def _contested(cluster: Cluster) -> None:
     cluster.topic.report_s, cluster.topic.read_s, cluster.topic.batch = 0.05, 0.05, 1
 
 
+def _member_counts(
+    place: Place, offset: int, checksum: int, record: PartitionRecord | None
+) -> tuple[Place, bool]:
+    after, counts = fold(place, offset, checksum, record)
+    return after, counts or isinstance(record, Member)
+
+
+def _says_it_once(self: Members, now: float) -> bool:
+    return now >= self._says_at == 0.0
+
+
+def _with_members(cluster: Cluster) -> None:
+    cluster.members = True
+
+
 def _unclean_election(cluster: Cluster) -> None:
     cluster.clock.callLater(10.0, lambda: cluster.topic.cut(12))
 
@@ -223,4 +239,10 @@ BUGS = (
     ),
     Bug("a reader passes over what was forgotten", _of_node("_lost", _lost_hides)),
     Bug("an unclean election", plant=_unclean_election),
+    Bug("what members say quiets followers", _of_module("fold", _member_counts), _with_members, 1),
+    Bug(
+        "a node says what it is once",
+        lambda: patch.object(Members, "is_due", _says_it_once),
+        _with_members,
+    ),
 )

@@ -2,6 +2,8 @@
 
 Machines stand still, crash and lose what their copy had not stored; their clocks go at
 rates of their own; operators order claims and step-downs. `check` has what must hold.
+With `members` nodes say what they are, between all of that, and know one another at
+the end.
 """
 
 from __future__ import annotations
@@ -16,12 +18,15 @@ from uuid import UUID
 from tests.simulation.clock import SimulatedClock
 from tests.simulation.history import InvariantBroken
 from tests.simulation.shared_partition import SimulatedPartition, Topic
+from txmq.store.shared import members as members_module
 from txmq.store.shared import node as node_module
 from txmq.store.shared import rules
+from txmq.store.shared.members import Members
 from txmq.store.shared.node import End, Node, State
 from txmq.store.shared.records import (
     Claim,
     Genesis,
+    Member,
     PartitionRecord,
     Slice,
     checksum_of,
@@ -38,6 +43,7 @@ FAULT_S = 3.0  # from one fault of each kind to the next, on average
 TICK_S = 0.07
 SLOWEST, FASTEST = 0.92, 1.08  # what chrony makes of a clock
 SLICE = 16  # most bytes of a slice here, so that an append takes several
+SAYS_EVERY_S = 1.2  # less than the silence after which nodes claim
 STEPS = 100_000
 # A leader that is cut off ends after the longest patience, by the slowest clock.
 ALONE_S = 1.6 * 1.5 / SLOWEST + 2 * TICK_S * 1.2
@@ -85,12 +91,14 @@ class SimulatedMachine:
         place, data = self._stored
         self.log, self.confirmed_to = bytearray(data), START
         self.partition = SimulatedPartition(cluster.topic, self)
+        nonce = cluster.rng.randbytes(16)
+        self.members = Members(self.name, f"{self.name}:1", "1", nonce)
         self.node = Node(
             self.partition,
             self,
             place,
             name=self.name,
-            nonce=cluster.rng.randbytes(16),
+            nonce=nonce,
             rng=cluster.rng,
             now=self.now(),
         )
@@ -131,7 +139,22 @@ class SimulatedMachine:
 
     def _tick(self, node: Node) -> float:
         node.tick(self.now())
+        is_in = self._cluster.members and node.has_caught_up and node.state is not State.ENDED
+        if is_in and self.members.is_due(self.now()):
+            self._say(node)
         return TICK_S * self._cluster.rng.uniform(0.8, 1.2)
+
+    def _say(self, node: Node) -> None:
+        assert self.partition is not None
+        members = self.members
+
+        def reported(error: Exception | None, _offset: int | None) -> None:
+            if error is not None:
+                members.note_lost()
+
+        said = members.say(node.place, self.now())
+        self._cluster.counts["said"] += 1
+        self.partition.produce(encode(said), reported)
 
     def _store(self, node: Node) -> float:
         data = bytes(self.log[: node.place.end - START])
@@ -156,6 +179,9 @@ class SimulatedMachine:
         elif isinstance(record, Claim):
             del self.log[place.end - START :]
         self._cluster.check_copy(place, bytes(self.log))
+
+    def heard(self, said: Member, place: Place, *, is_history: bool) -> None:
+        self.members.hear(said, place, self.now(), is_history=is_history)
 
     def leads(self, place: Place) -> None:
         self._cluster.counts["leaders"] += 1
@@ -186,7 +212,10 @@ class SimulatedMachine:
 class Cluster:
     """The run of one seed; `plant` may add a fault that no rule survives."""
 
-    def __init__(self, seed: int, plant: Callable[[Cluster], None] | None = None) -> None:
+    def __init__(
+        self, seed: int, plant: Callable[[Cluster], None] | None = None, *, members: bool = False
+    ) -> None:
+        self.members = members
         self.rng, self.clock = Random(seed), SimulatedClock()
         self.topic = Topic(self.clock, self.rng)
         self.counts: Counter[str] = self.topic.counts
@@ -203,7 +232,11 @@ class Cluster:
 
     def run(self) -> Counter[str]:
         """Run the seed to its end and return its counts. Raises InvariantBroken."""
-        with patch.object(node_module, "MOST_DATA", SLICE):
+        with (
+            patch.object(node_module, "MOST_DATA", SLICE),
+            patch.object(members_module, "SAYS_EVERY_S", SAYS_EVERY_S),
+            patch.object(members_module, "SILENT_AFTER_S", 3 * SAYS_EVERY_S),
+        ):
             return self._run()
 
     def _run(self) -> Counter[str]:
@@ -360,3 +393,13 @@ class Cluster:
         places = [m.node.place for m in self.machines if m.node is not None]
         if len(places) < NODES or min(place.epoch for place in places) < self._place.epoch:
             raise InvariantBroken(f"nodes are left behind: {places}, {self._place}")
+        for machine in self.machines if self.members else ():
+            self._check_members(machine)
+
+    def _check_members(self, machine: SimulatedMachine) -> None:
+        assert machine.node is not None
+        nodes = machine.members.view(machine.node.place, machine.now()).nodes
+        leaders = [m.name for m in self.machines if m.node and m.node.state is State.LEADING]
+        expected = {m.name: "leader" if m.name in leaders else "follower" for m in self.machines}
+        if {node.name: node.role for node in nodes} != expected:
+            raise InvariantBroken(f"{machine.name} knows {nodes}, and {leaders} leads")

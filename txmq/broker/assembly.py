@@ -21,6 +21,7 @@ from txmq.broker.background.publication_service import PublicationService
 from txmq.broker.calls.audit import AuditCalls
 from txmq.broker.calls.broker import BrokerCalls
 from txmq.broker.calls.clock import ClockCalls
+from txmq.broker.calls.cluster import Alone, ClusterCalls, LeaderCalls
 from txmq.broker.calls.dispatcher import CallDispatcher
 from txmq.broker.calls.groups import GroupCalls
 from txmq.broker.calls.inboxes import InboxCalls
@@ -60,7 +61,7 @@ from txmq.core.state import restores
 from txmq.model import limits
 from txmq.model.units import SECOND
 from txmq.tx.checkback import CheckSchedule
-from txmq.wire.hello import BrokerLimits, Welcome
+from txmq.wire.hello import BrokerLimits, Welcome, negotiate
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -70,8 +71,10 @@ if TYPE_CHECKING:
 
     from txmq.broker.checkback.resolvers import Resolvers
     from txmq.broker.engine.engine import Engine
+    from txmq.broker.monitoring.cluster_node import ClusterNode
     from txmq.broker.reactor.interfaces import Clock
     from txmq.config.broker import CheckbackSettings, SettingsFile
+    from txmq.wire.hello import Hello
 
 TICK_S = 0.05  # how late a retry, a check-back or a lost lease may be noticed
 CLOCK_S = 0.05  # how late a wall clock that was set may be noticed
@@ -96,9 +99,13 @@ class Assembly:
         resolvers: Resolvers,
         random: Random,
         steady: SteadyClock | None = None,
+        nodes: ClusterNode | None = None,
     ) -> None:
-        """`steady` is the clock behind the engine's time, None where nobody sets it."""
+        """`steady` is the clock behind the engine's time, None where nobody sets it.
+        `nodes` are those of a shared log, None for a broker alone.
+        """
         self._engine, self._settings, self._clock = engine, settings, clock
+        self._nodes = nodes or Alone(engine, settings.broker)
         sends = HeldSends(engine, clock)
         self.listeners = listeners = TransactionListeners(engine)
         self.checks = checks = CheckBackService(
@@ -123,6 +130,7 @@ class Assembly:
             sends,
             self._members,
         )
+        self.alarms.cluster = nodes
         self.catalogues = CatalogueService(engine, settings.catalogue, clock)
         self.statistics = Statistics(engine, clock, self.retention, self.catalogues)
         self.turns = TurnWork(engine, clock)
@@ -134,6 +142,8 @@ class Assembly:
         self._policies = PolicyService(engine, self.turns, letters.next_places)
         parts = (
             ClockCalls(self.clock),
+            ClusterCalls(self._nodes.view),
+            LeaderCalls(engine, nodes),
             LogCalls(engine, self.holds, settings.broker.data),
             BrokerCalls(engine, settings, self.alarms, self.statistics, self._throttled),
             TopicCalls(engine, settings.broker, clock, self.turns),
@@ -284,17 +294,18 @@ class Assembly:
             # a request that waits was judged when it came: its client asks again
             self._polls.end_all(session)
 
-    def _welcome(self, version: int) -> Welcome:
+    def _welcome(self, hello: Hello) -> Welcome:
         store, state = self._engine.store, self._engine.state
         sizes = BrokerLimits(frame=limits.FRAME, message=self._settings.broker.message_bytes)
         name, incarnation = self._settings.broker.name, restores.incarnation(state)
         return Welcome(
-            version=version,
+            version=negotiate(hello),
             broker=name,
             log_id=store.log_id,
             boot_epoch=state.boot_epoch,
             limits=sizes,
             incarnation=None if incarnation is None else UUID(bytes=incarnation),
+            nodes=self._nodes.addresses(),
         )
 
 

@@ -32,13 +32,15 @@ def run(
     settings: SettingsFile,
     *,
     ready: Callable[[str], None],
+    follows: Callable[[], None] = lambda: None,
     edges: Iterable[Edge] = (),
     inside: Callable[[str], None] | None = None,
     load: Callable[[], SettingsFile] | None = None,
 ) -> None:
     """Run a broker until SIGTERM or SIGINT. `ready` gets its address once the broker
-    and its `edges` serve; `inside` gets a URL with a login for clients in this process.
-    On SIGHUP it reads its settings again, by `load`.
+    and its `edges` serve; a node calls `follows` before, once it may take over.
+    `inside` gets a URL with a login for clients in this process. On SIGHUP it reads its
+    settings again, by `load`.
 
     Raises what opening the data directory or listening raises, and StoreError where the
     broker had to stop.
@@ -52,6 +54,7 @@ def run(
     # Twisted's timers go by the wall clock: put back, they would all stand still
     reactor.seconds = time.monotonic
     service = BrokerService(settings, reactor, edges, load=load)
+    service.on_follow = follows
     service.open()
     collect_rarely()
     trouble: list[BaseException] = []
@@ -75,28 +78,33 @@ def run(
     reactor.run()
     if trouble:
         raise trouble[0]
+    _end(service, is_told_to_end=reactor._exitSignal is not None)  # noqa: SLF001  # Twisted's
+
+
+def _end(service: BrokerService, *, is_told_to_end: bool) -> None:
+    """Raise why the broker has ended; a node goes on as a follower where it may."""
     ended = service.failure
     if isinstance(ended, NodeEnded):
+        if not ended.may_follow:
+            raise ended
         # The signal may come while the node ends, and may itself end it.
-        if ended.may_follow and reactor._exitSignal is not None:  # noqa: SLF001  # Twisted's
-            return
-        _follow_again(ended)
-    if service.failure is not None:
-        raise _stopped_by(service.failure)
+        if not is_told_to_end:
+            _follow_again(str(ended))
+        return
+    if ended is not None:
+        raise _stopped_by(ended)
     if not service.drained:
         raise StoreClosed(
             "the broker ended before all was on disk; the rest was not acknowledged",
             hint="free space on its disk",
         )
+    if service.hands_over and not is_told_to_end:
+        _follow_again("an operator had another node lead")
 
 
-def _follow_again(ended: NodeEnded) -> None:
-    """Go on as a follower, in a new image of this process. Raises the error where that
-    is of no use.
-    """
-    if not ended.may_follow:
-        raise ended
-    log.warning("cluster.follows_again", reason=str(ended))
+def _follow_again(reason: str) -> None:
+    """Go on as a follower, in a new image of this process."""
+    log.warning("cluster.follows_again", reason=reason)
     os.execv(sys.executable, sys.orig_argv)  # noqa: S606  # this program
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from enum import IntEnum
 from random import Random
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from urllib.parse import urlencode
 
 import structlog
@@ -43,7 +43,7 @@ from txmq.store.filesystem import RealFileSystem
 from txmq.tx.postgres.brokers import DatabaseLease
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable
+    from collections.abc import Callable, Iterable
 
     from twisted.python.failure import Failure
 
@@ -55,11 +55,10 @@ if TYPE_CHECKING:
     from txmq.broker.delivery.group_paces import GroupPaces
     from txmq.broker.engine.turn_work import TurnWork
     from txmq.broker.monitoring.alarms import AlarmService
+    from txmq.broker.monitoring.cluster_node import ClusterNode
     from txmq.broker.reactor.held_sends import HeldSends
+    from txmq.broker.reactor.session_factory import SessionFactory
     from txmq.config.broker import SettingsFile, TlsSettings
-
-    # begins to listen, and gives an IListeningPort
-    Edge = Callable[["BrokerParts"], Awaitable[Any]]
 
 QUICK_DISK_S = 0.0005  # with threads for it, 64 senders get 13 % less done, and 4 get 36 % less
 STORAGE_S = 0.2
@@ -101,6 +100,30 @@ class BrokerParts(NamedTuple):
     sends: HeldSends
     certificates: Any = None  # of TLS (txmq.broker.reactor.tls), where there is any
     paces: GroupPaces | None = None  # None in tests of pages alone
+    cluster: ClusterNode | None = None  # None for a broker alone
+
+
+class FollowerParts(NamedTuple):
+    """The parts of a node that an edge may use until the node leads."""
+
+    engine: Engine
+    settings: SettingsFile
+    reactor: Any  # several interfaces of Twisted's
+    guard: Guard
+    certificates: Any  # of TLS, where there is any
+    cluster: ClusterNode
+
+
+class Edge(Protocol):
+    """What listens beside the broker, such as the admin pages. Both give an
+    IListeningPort, the same one where both are called.
+    """
+
+    async def follow(self, parts: FollowerParts) -> Any:  # noqa: ANN401
+        """Begin to listen at a node that follows."""
+
+    async def __call__(self, parts: BrokerParts) -> Any:  # noqa: ANN401
+        """Begin to listen, or go on, at a broker that serves."""
 
 
 class BrokerService:
@@ -124,6 +147,7 @@ class BrokerService:
         self._clocks = clocks
         self.life = Lifecycle.OPENING
         self.drained = True  # False where the broker ended with records not on disk
+        self.on_follow: Callable[[], None] = lambda: None  # a node has read the log
         self.own_url = ""  # for clients within this process, once it serves
         self._cluster: Membership | None = None
         self._certificates: Any = None  # of TLS
@@ -167,13 +191,20 @@ class BrokerService:
         from txmq.broker.cluster.membership import Membership  # noqa: PLC0415  # an extra
 
         self._cluster = Membership(
-            self._settings.cluster, self._settings.broker.name, self._reactor, self._failed
+            self._settings.cluster,
+            self._settings.broker.name,
+            self._settings.cluster.advertise or self._settings.broker.listen,
+            self._reactor,
+            self._failed,
         )
         return self._cluster
 
-    async def _lead(self) -> None:
-        """Follow the cluster's log until this node leads it."""
-        assert self._cluster is not None
+    async def _lead(self, cluster: Membership) -> None:
+        """Follow the cluster's log until this node leads it. Meanwhile it says who
+        does.
+        """
+        from txmq.broker.cluster.reception import Reception  # noqa: PLC0415  # an extra
+
         retention = RetentionService(
             self._engine, self._settings.retention, self._reactor, decides=False
         )
@@ -183,19 +214,34 @@ class BrokerService:
             self._every(DISK_S, self._watch.tick),
             self._every(self._settings.retention.every_s, retention.tick),
         ]
-        place = await self._cluster.lead()
+        await cluster.follow()
+        reception = Reception(self._engine, self._settings, self._reactor, cluster)
+        await self._listen(reception.sessions, reception.guard)
+        parts = FollowerParts(
+            self._engine,
+            self._settings,
+            self._reactor,
+            reception.guard,
+            self._certificates,
+            cluster,
+        )
+        for edge in self._edges:
+            self._ports.append(await edge.follow(parts))
+        self.on_follow()
+        place = await cluster.lead()
         retention.stop()
         for loop in loops:
             loop.stop()
-        self._storage.forget_before = self._cluster.forget_before
+        self._storage.forget_before = cluster.forget_before
         engine = self._engine
         engine.state.boot_epoch = place.epoch - 1
         engine.boot(self._settings.broker.name, self._clocks.wall())
         booted: Deferred[object] = Deferred()
         engine.answer_when_durable(booted.callback, None)
         await booted
-        await self._cluster.lease()
+        await cluster.lease()
         self._assemble()
+        reception.sessions.close()
 
     def _every(self, seconds: float, function: Callable[[], None]) -> LoopingCall:
         loop = LoopingCall(function)
@@ -215,12 +261,14 @@ class BrokerService:
             self._resolvers,
             Random(),  # noqa: S311  # jitter
             clock,
+            self._cluster,
         )
         self._assembly.alarms.delivery.in_thread = self._threads["alarms"]
         if self._cluster is not None:
             engine.lease = self._cluster.has_lease
             self._assembly.sessions.use_lease(engine.lease)
             self._cluster.on_lease = self._assembly.sessions.go_on
+            self._cluster.on_nodes = self._assembly.sessions.welcome_again
         if settings.otel:
             from txmq.broker.monitoring.spans import BrokerSpans, find_tracer  # noqa: PLC0415  # an extra
 
@@ -306,17 +354,8 @@ class BrokerService:
         once it leads.
         """
         if self._cluster is not None:
-            await self._lead()
-        host, port = listen_address(self._settings.broker.listen)
-        refuse_exposed(self._settings, has_users=self._assembly.guard.has_users)
-        # this class takes IPv6 addresses as well
-        endpoint = TCP4ServerEndpoint(self._reactor, port, backlog=BACKLOG, interface=host)
-        sessions: Any = self._assembly.sessions
-        tls = self._settings.tls
-        if tls is not None:
-            sessions = self._encrypted(tls)
-        main: Any = await endpoint.listen(sessions)
-        self._ports.append(main)
+            await self._lead(self._cluster)
+        main = await self._listen(self._assembly.sessions, self._assembly.guard)
         self._assembly.start(self._failed)
         self._scrub.start()
         self._maintain_tokens()  # and so identify the resolvers' databases
@@ -336,15 +375,34 @@ class BrokerService:
             assembly.sessions.sends,
             self._certificates,
             assembly.paces,
+            self._cluster,
         )
         for edge in self._edges:
-            self._ports.append(await edge(parts))
+            port = await edge(parts)
+            if port not in self._ports:
+                self._ports.append(port)
         bound = main.getHost()
         address = ListenAddress(bound.host, bound.port)
         self.own_url = self._url_inside(address)
-        return f"{'txmq' if tls is None else 'txmqs'}://{address}"
+        return f"{'txmq' if self._settings.tls is None else 'txmqs'}://{address}"
 
-    def _encrypted(self, tls: TlsSettings) -> Any:  # noqa: ANN401  # a factory of Twisted's
+    async def _listen(self, sessions: SessionFactory, guard: Guard) -> Any:  # noqa: ANN401  # an IListeningPort
+        """Have these sessions take the connections to the broker's port from now on.
+        Raises ConfigError.
+        """
+        refuse_exposed(self._settings, has_users=guard.has_users)
+        tls = self._settings.tls
+        factory: Any = sessions if tls is None else self._encrypted(tls, sessions, guard)
+        if self._ports:  # a node that followed has it
+            self._ports[0].factory = factory
+        else:
+            host, port = listen_address(self._settings.broker.listen)
+            # this class takes IPv6 addresses as well
+            endpoint = TCP4ServerEndpoint(self._reactor, port, backlog=BACKLOG, interface=host)
+            self._ports.append(await endpoint.listen(factory))
+        return self._ports[0]
+
+    def _encrypted(self, tls: TlsSettings, sessions: SessionFactory, guard: Guard) -> Any:  # noqa: ANN401  # a factory of Twisted's
         """Return the factory of encrypted sessions. Raises ConfigError."""
         require("tls", "OpenSSL")
         from txmq.broker.reactor.tls import (  # noqa: PLC0415  # an extra
@@ -355,10 +413,8 @@ class BrokerService:
 
         self._certificates = Certificates(tls, self._reactor)
         if tls.client_ca is not None:
-            self._assembly.guard.certificate_name = lambda transport: certificate_name(
-                transport, tls.user_from
-            )
-        return TlsFactory(self._certificates, self._assembly.sessions, self._reactor)
+            guard.certificate_name = lambda transport: certificate_name(transport, tls.user_from)
+        return TlsFactory(self._certificates, sessions, self._reactor)
 
     def _url_inside(self, address: ListenAddress) -> str:
         """Return the URL for clients within this process, with a login of their own."""
@@ -379,12 +435,15 @@ class BrokerService:
             return
         follows = self._cluster is not None and self.life < Lifecycle.SERVING
         self._advance(Lifecycle.DRAINING)
-        if not follows:
+        if follows:
+            for port in self._ports:
+                yield port.stopListening()
+        else:
             yield self._drain().addErrback(self._failed)
+        # Before the tables are brought to disk: another node need not wait for that.
         if self._cluster is not None:
             yield Deferred.fromCoroutine(self._cluster.leave())
-        if follows:
-            yield self._close_copy().addErrback(self._failed)
+        yield self._close_tables().addErrback(self._failed)
         self._end_threads("log")  # a node's last flush may still be written
         self._engine.store.close()
         self._end_threads(*self._threads)
@@ -409,18 +468,17 @@ class BrokerService:
         sessions.close()
         yield self._until(lambda: sessions.all_closed, self._reactor.seconds() + FAREWELL_S)
         yield self._until(self._settled, deadline)  # a resolver may have answered meanwhile
-        if self._engine.failed is None and self._settled():
-            self._storage.close()
-        elif self._engine.failed is None:
+        if self._engine.failed is None and not self._settled():
             self.drained = self._engine.try_drain()
             log.error(
                 "broker.not_drained", durable=self._engine.store.durable, end=self._engine.store.end
             )
 
     @inlineCallbacks
-    def _close_copy(self) -> Any:  # noqa: ANN401  # a Deferred
-        """Bring the tables of a node to disk that serves nobody and has left. Its boot
-        may not be certain to count; then a start reads again what they lack.
+    def _close_tables(self) -> Any:  # noqa: ANN401  # a Deferred
+        """Bring the tables to disk. The boot of a node that has served nobody, and what
+        came after it has left, may not be certain to count; then a start reads again
+        what they lack.
         """
         deadline = self._reactor.seconds() + self._settings.broker.drain_s
         yield self._until(lambda: not self._storage.busy, deadline)
@@ -463,6 +521,11 @@ class BrokerService:
     def reload_settings(self) -> None:
         """Read the settings file again, in the reactor's thread."""
         self._assembly.reloading.on_signal()
+
+    @property
+    def hands_over(self) -> bool:
+        """Whether it ends for another node to lead, and is to follow that one."""
+        return self._cluster is not None and self._cluster.hands_over
 
     def undecided(self) -> int:
         """Return the number of transactions that nobody has decided."""

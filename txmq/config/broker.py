@@ -37,7 +37,7 @@ decisions, the log holds outcomes.
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar
 
@@ -54,7 +54,7 @@ from pydantic import (
 )
 
 from txmq.config.dsn import valid_dsn
-from txmq.config.listen import listen_address
+from txmq.config.listen import is_one_address, listen_address
 from txmq.config.mistakes import first_setting
 from txmq.errors import ConfigError
 from txmq.model import limits
@@ -343,11 +343,13 @@ class ClusterSettings(StrictModel):
     """Section [cluster]: the log is in a partition of Kafka, and other nodes share it.
 
     Followers claim the log once it was silent for `silence_s` to 1.6 times that. A
-    leader answers from its state for `lease_s` behind its last write.
+    leader answers from its state for `lease_s` behind its last write. Clients and other
+    nodes are told to find the node at `advertise`.
     """
 
     kafka: Annotated[str, Field(min_length=1)]  # HOST:PORT, several with commas
     topic: Name = "txmq"
+    advertise: Listen | None = None  # None = where it listens
     # of librdkafka: connections and logins
     options: dict[str, str] = Field(default={}, repr=False)
     # settings of the topic that may be as they are, though it may lose what it has
@@ -437,6 +439,18 @@ class SettingsFile(StrictModel):
             raise ValueError("a node of a cluster answers once the others have it: flush = sync")
         return self
 
+    @model_validator(mode="after")
+    def _cluster_is_found(self) -> Self:
+        if self.cluster is None:
+            return self
+        told = self.cluster.advertise or self.broker.listen
+        if not is_one_address(listen_address(told)):
+            raise ValueError(
+                f"clients cannot be told {told}: set cluster.advertise to the HOST:PORT"
+                " at which they find this node"
+            )
+        return self
+
 
 class PartialFile(BaseModel):
     """The sections that a process beside the broker reads; it ignores the others."""
@@ -496,18 +510,22 @@ def public_settings(settings: BaseModel) -> dict[str, Any]:
     return shown
 
 
-def load_broker(path: Path | None, overrides: dict[str, object]) -> SettingsFile:
-    """Return the settings in a TOML file, with `overrides` of [broker] on top.
+def load_broker(
+    path: Path | None, overrides: dict[str, object], *, advertise: str | None = None
+) -> SettingsFile:
+    """Return the settings in a TOML file, with `overrides` of [broker] on top, and
+    `advertise` of [cluster].
 
-    Overrides are the options of the command line. Raises ConfigError with the setting,
-    the mistake and the file.
+    They are options of the command line. Raises ConfigError with the setting, the
+    mistake and the file.
     """
-    return _overridden(SettingsFile, "broker", path, overrides)
+    cluster = {} if advertise is None else {"cluster": {"advertise": advertise}}
+    return _overridden(SettingsFile, path, {"broker": overrides, **cluster})
 
 
 def load_relay(path: Path | None, overrides: dict[str, object]) -> RelaySettings:
     """Return the settings of a relay, as `load_broker` does those of [broker]."""
-    return _overridden(RelayFile, "relay", path, overrides).relay
+    return _overridden(RelayFile, path, {"relay": overrides}).relay
 
 
 def load_cluster(path: Path) -> ClusterSettings:
@@ -525,12 +543,16 @@ def load_xa(path: Path) -> XaSettings:
     return _checked(XaFile, _read(path), path).xa
 
 
-def _overridden(model: type[M], name: str, path: Path | None, overrides: dict[str, object]) -> M:
-    tree = _read(path) if path is not None else {}
-    given = {option: value for option, value in overrides.items() if value is not None}
-    if isinstance(section := tree.get(name, {}), dict):
-        tree[name] = section | given
-    return _checked(model, tree, path, {f"{name}.{option}" for option in given})
+def _overridden(
+    model: type[M], path: Path | None, overrides: Mapping[str, Mapping[str, object]]
+) -> M:
+    tree, names = _read(path) if path is not None else {}, set[str]()
+    for name, options in overrides.items():
+        given = {option: value for option, value in options.items() if value is not None}
+        if isinstance(section := tree.get(name, {}), dict):
+            tree[name] = section | given
+        names |= {f"{name}.{option}" for option in given}
+    return _checked(model, tree, path, names)
 
 
 def _checked(

@@ -34,6 +34,16 @@ def listen_address(text: str) -> ListenAddress:
     return ListenAddress(host, int(port))
 
 
+def is_one_address(address: ListenAddress) -> bool:
+    """Return whether others can be told the address: not that of all interfaces, and no
+    port that is chosen later.
+    """
+    try:
+        return bool(address.port) and not ip_address(address.host).is_unspecified
+    except ValueError:  # a name
+        return bool(address.port)
+
+
 def is_loopback(host: str) -> bool:
     """Return whether `host`, an address or "localhost", is this machine only."""
     try:

@@ -37,7 +37,7 @@ def first_setting(error: ValidationError, model: type[BaseModel]) -> Mistake:
     first = next((one for one in found if one["type"] != "missing"), found[0])
     # blank parts are tags of types
     path = [part for part in first["loc"] if not isinstance(part, str) or part.strip()]
-    where = tuple(map(str, path))
+    where = tuple(map(str, path)) or ("cluster",)  # the one section that others must fit
     if first["type"] == "extra_forbidden":
         return Mistake(where, f"there is no such setting{_suggestion(model, path)}")
     if first["type"] == "tuple_type" and isinstance(first["input"], dict):

@@ -1,7 +1,8 @@
 """The audit topic: a message for each change that an operator made.
 
 The change and its message are one record, so that neither can be without the other. A
-command that changes nothing, or is refused, leaves no message.
+command that changes nothing, or is refused, leaves no message, but for those that are
+`Noted`.
 """
 
 from __future__ import annotations
@@ -63,6 +64,12 @@ class Audited(NamedTuple):
     entry: AuditEntry
 
 
+class Noted(NamedTuple):
+    """A command that changes nothing of the state, and leaves its message all the same:
+    what an operator has the process do.
+    """
+
+
 def topic_events(state: State) -> tuple[Event, ...]:
     """Return the events that make the audit topic, if there is none."""
     topic = state.topics.get(AUDIT)
@@ -81,8 +88,9 @@ def decide_audited(
     decide: Callable[[State, Any, int], Outcome | Rejected],
 ) -> Outcome | Rejected:
     """Decide a command, and add the audit message to what it changes."""
-    made = decide(state, audited.command, now)
-    if isinstance(made, Rejected) or not made.events:
+    is_noted = isinstance(audited.command, Noted)
+    made = Outcome() if is_noted else decide(state, audited.command, now)
+    if isinstance(made, Rejected) or not (made.events or is_noted):
         return made
     before = topic_events(state)
     topic = state.topics.get(AUDIT)

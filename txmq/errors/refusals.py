@@ -124,6 +124,22 @@ class ReadOnly(RequestRejected):
     retriable = True
 
 
+class NotLeader(RequestRejected):
+    """The node follows the leader of its cluster, and answers for nothing.
+
+    `detail` has the addresses of nodes, that of the leader first if it is known.
+    Clients go there by themselves until their time is up.
+    """
+
+    retriable = True
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """Addresses of nodes, that of the leader first if it is known."""
+        nodes = self.detail.get("nodes")
+        return tuple(map(str, nodes)) if isinstance(nodes, list) else ()
+
+
 class SequenceGap(RequestRejected):
     """A producer's sequence skipped numbers: an earlier send is missing."""
 

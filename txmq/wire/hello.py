@@ -37,7 +37,8 @@ class Hello(WireModel):
     `instance` names a producer of the service that outlives its process. `incarnation`
     is the number that this process got when it registered as the instance; 0 = not yet.
     `process` is the same in all connections of a process, and unique to it: check-backs
-    go first to the process that stored the bundle.
+    go first to the process that stored the bundle. `any_node`: a node of a cluster need
+    not lead to be asked about it.
     """
 
     versions: tuple[Version, Version]
@@ -47,6 +48,7 @@ class Hello(WireModel):
     incarnation: Annotated[int, Field(ge=0, le=(1 << 32) - 1)] = 0
     login: Login | None = None
     process: Process | None = None
+    any_node: bool = False
 
     @classmethod
     def parse(cls, frame: Frame) -> Self:
@@ -65,7 +67,7 @@ class Hello(WireModel):
 
     def encode(self) -> bytes:
         """Return the payload of the request."""
-        return self.model_dump_json().encode()
+        return self.model_dump_json(exclude=None if self.any_node else {"any_node"}).encode()
 
 
 def hello_payload(
@@ -75,6 +77,8 @@ def hello_payload(
     incarnation: int,
     process: str | None,
     login: dict[str, str] | None = None,
+    *,
+    any_node: bool = False,
 ) -> bytes:
     """Return the payload of the hello of this txmq."""
     hello = Hello(
@@ -85,6 +89,7 @@ def hello_payload(
         incarnation=incarnation,
         process=process,
         login=login,
+        any_node=any_node,
     )
     return hello.encode()
 
@@ -141,6 +146,8 @@ class Welcome(WireModel):
     """The broker's reply. Another `log_id` than before means another broker's data.
 
     Another `incarnation` means that the log was restored from a backup; None = never.
+    `nodes` are the addresses of a cluster's, the leader's first; a broker alone has
+    none. The leader sends its welcome again when they change, with correlation 0.
     """
 
     version: Version
@@ -150,6 +157,7 @@ class Welcome(WireModel):
     limits: BrokerLimits
     login: Login | None = None
     incarnation: UUID | None = None
+    nodes: tuple[str, ...] = ()
 
     @classmethod
     def parse(cls, frame: Frame) -> Self:
@@ -165,7 +173,7 @@ class Welcome(WireModel):
 
     def encode(self) -> bytes:
         """Return the payload of the reply."""
-        return self.model_dump_json().encode()
+        return self.model_dump_json(exclude=None if self.nodes else {"nodes"}).encode()
 
 
 def negotiate(hello: Hello, spoken: tuple[int, int] = VERSIONS) -> int:

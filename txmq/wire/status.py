@@ -34,6 +34,7 @@ ERRORS_BY_STATUS = _table(
     (7, errors.LoginFailed),
     (8, errors.AccessDenied),
     (9, errors.UnknownUser),
+    (10, errors.NotLeader),
     (16, errors.UnknownTopic),
     (17, errors.UnknownPartition),
     (18, errors.StaleTopic),

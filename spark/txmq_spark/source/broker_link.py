@@ -344,7 +344,10 @@ class BrokerLink(AbstractContextManager["BrokerLink"]):
         if self._connection is None or self._connection.closed:
             deadline = time.monotonic() + REQUEST_TIMEOUT_S
             self._connection = open_connection(
-                self._addresses, partial(Conversation, None, self._log_identity), deadline
+                self._addresses,
+                self._log_identity,
+                partial(Conversation, None, self._log_identity),
+                deadline,
             )
         return self._connection
 

@@ -50,6 +50,8 @@ class BrokerWithUsers(BrokerInMemory):
         password: str = PASSWORD,
         service: str | None = "shop",
         instance: str | None = None,
+        *,
+        any_node: bool = False,
     ) -> Client:
         """Return a connection of a user that is logged in."""
         scram_client = scram.ScramClient(user, password)
@@ -60,6 +62,7 @@ class BrokerWithUsers(BrokerInMemory):
             service=service,
             instance=instance,
             login=login(user, scram_client),
+            any_node=any_node,
         )
         client.send(encode_frame(Opcode.HELLO, 1, hello.encode()))
         [challenge] = client.replies()

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.broker.calls.test_letter_calls import Office
-from tests.broker.support import BrokerInMemory
+from tests.broker.support import BrokerInMemory, FakeNode
 from txmq.core import audit
 from txmq.core.audit import AUDIT_TOPIC_ID, Audited
 from txmq.core.topics.topics import CreateTopic
@@ -65,6 +65,7 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     "recover.adopt": STORE,
     "recover.tell": STORE | {"entries": []},
     "log.accept": {},
+    "cluster.step_down": {},
     "clock.confirm": {},
     "user.set": {"name": "root", "roles": ["admin"]},
     "user.delete": {"name": "root"},
@@ -84,7 +85,7 @@ def test_no_call_of_an_operator_is_left_out() -> None:
 
 @pytest.mark.parametrize("name", ARGUMENTS)
 def test_each_call_of_an_operator_is_audited(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    office = Office(2)
+    office = Office(2, FakeNode())
     submitted: list[Any] = []
     submit = office.broker.engine.submit
 

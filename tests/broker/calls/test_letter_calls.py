@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.broker.support import BrokerInMemory, Client
+from tests.broker.support import BrokerInMemory, Client, FakeNode
 from txmq.batch import encode, verify
 from txmq.broker.calls import letters as letter_calls
 from txmq.broker.engine import turn_work
@@ -33,8 +33,8 @@ class Office:
     in every seventh.
     """
 
-    def __init__(self, number: int = 40) -> None:
-        self.broker = BrokerInMemory()
+    def __init__(self, number: int = 40, cluster: FakeNode | None = None) -> None:
+        self.broker = BrokerInMemory(cluster=cluster)
         self.broker.do(CreateTopic("t", 1))
         self.client: Client = self.broker.connect()
         self.number = self.sequence = 0

@@ -13,6 +13,7 @@ from tests.broker.cluster.loop import Loop
 from txmq.store.shared.node import End, Node, State
 from txmq.store.shared.partition import CaughtUp, Deliver, Lost, Partition, Reported
 from txmq.store.shared.records import Genesis, PartitionRecord, Slice, decode, encode
+from txmq.store.shared.records import Member as MemberRecord
 from txmq.store.shared.rules import Place
 
 LOG_ID = UUID(int=7)
@@ -71,6 +72,8 @@ class Member:
         del self.log[place.end :]
         if isinstance(record, Slice):
             self.log[record.start :] = record.data
+
+    def heard(self, said: MemberRecord, place: Place, *, is_history: bool) -> None: ...
 
     def leads(self, place: Place) -> None:
         self.promised = bytes(self.log)

@@ -37,10 +37,12 @@ from txmq.errors import (
     NodeEnded,
     StoreError,
 )
+from txmq.model.cluster import ClusterView
 from txmq.store.backup import back_up
 from txmq.store.filesystem import RealFileSystem
 from txmq.store.log.segment import HEADER_SIZE, list_segments
 from txmq.store.log.writer import Flush
+from txmq.store.shared.members import Members
 from txmq.store.shared.node import End
 from txmq.store.shared.records import Genesis, Slice
 from txmq.store.shared.rules import Place
@@ -101,6 +103,14 @@ class OneNode:
         return self.flushes[-1]
 
     def forget_before(self, place: Place) -> None: ...
+
+    async def follow(self) -> None: ...
+
+    def view(self) -> ClusterView:
+        return ClusterView(str(GENESIS.log_id), 0, "n", ())
+
+    def addresses(self) -> tuple[str, ...]:
+        return ()
 
     async def lead(self) -> Place:
         return Place(1, 0, GENESIS.log_id, 1, bytes(16), HEADER_SIZE, HEADER_SIZE)
@@ -205,7 +215,8 @@ class Copy:
         self.engine = engine_of(opened)
         self.failures: list[Failure] = []
         self.engine.on_failure = self.failures.append
-        self.replica = Replica(self.engine, lambda: 0.0)
+        members = Members("n", "n:1", "1", bytes(16))
+        self.replica = Replica(self.engine, lambda: 0.0, members)
         self._leader = directory
 
     def store(self, place: Place) -> None:
@@ -470,7 +481,8 @@ def test_a_node_waits_for_kafka(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(membership, "check", check)
     monkeypatch.setattr(membership, "RETRY_S", 0.0)
-    Membership(ClusterSettings(kafka="k:1"), "n", MemoryReactorClock(), lambda _failure: None)
+    settings, reactor = ClusterSettings(kafka="k:1"), MemoryReactorClock()
+    Membership(settings, "n", "n:1", reactor, lambda _failure: None)
     assert not answers
 
 

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import signal
-import socket
-import subprocess
-import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -17,62 +13,16 @@ from pathlib import Path
 import pytest
 
 import txmq
+from tests.broker.cluster.broker_node import PARTITIONS, BrokerNode
+from tests.broker.cluster.broker_nodes import broker_nodes, leader_of, times, url_of
 from tests.kafka_nodes import KafkaNodes, kafka_nodes, needs_kafka
 from tests.reporting import Report
 from txmq.errors import TxmqError
-from txmq.testing.ports import free_port
-from txmq.testing.reaper import reaped, reaper_pipe
 from txmq.testing.wait import PATIENCE_S, wait_until
 
 pytestmark = needs_kafka
 TOPIC = "orders"
-PARTITIONS = 2
 BETWEEN = 30  # sends that are answered before and after the end of a leader
-SETTINGS = """
-[broker]
-name = "{name}"
-data = "{data}"
-listen = "127.0.0.1:{port}"
-create_topics = true
-partitions = {partitions}
-[cluster]
-kafka = "{servers}"
-topic = "shared"
-"""
-
-
-class BrokerNode:
-    """A broker's process, which may be killed, frozen and ended."""
-
-    def __init__(self, directory: Path, name: str, servers: str) -> None:
-        self.name, self.port = name, free_port()
-        self.config, self._errors = directory / f"{name}.toml", directory / f"{name}.log"
-        (data := directory / name).mkdir(mode=0o700)
-        text = SETTINGS.format(
-            name=name, data=data, port=self.port, servers=servers, partitions=PARTITIONS
-        )
-        self.config.write_text(text)
-        self.start()
-
-    def start(self) -> None:
-        command = [sys.executable, "-m", "txmq", "broker", "--json", "--config", self.config]
-        with self._errors.open("ab") as errors:
-            self.process = subprocess.Popen(
-                reaped([str(part) for part in command]),
-                stdin=reaper_pipe(), stdout=errors, stderr=errors,
-            )  # fmt: skip
-
-    @property
-    def is_listening(self) -> bool:
-        with suppress(OSError), socket.create_connection(("127.0.0.1", self.port), 1):
-            return True
-        return False
-
-    def times(self, event: str) -> int:
-        """Return how often the broker has logged an event, in all of its lives."""
-        lines = self._errors.read_text().splitlines()
-        events = (json.loads(line).get("event") for line in lines if line.startswith("{"))
-        return sum(found == event for found in events)
 
 
 class Producer:
@@ -111,30 +61,17 @@ def kafka(tmp_path: Path) -> Iterator[KafkaNodes]:
 
 @pytest.fixture
 def nodes(kafka: KafkaNodes, tmp_path: Path) -> Iterator[list[BrokerNode]]:
-    made = [BrokerNode(tmp_path, f"n{number}", kafka.address.servers) for number in range(1)]
-    create = [sys.executable, "-m", "txmq", "cluster", "create", "--config", str(made[0].config)]
-    made[0].process.wait(PATIENCE_S)  # there is no topic yet
-    subprocess.run(create, check=True, timeout=PATIENCE_S)
-    subprocess.run(create, check=True, timeout=PATIENCE_S)  # which changes nothing
-    made[0].start()
-    made += [BrokerNode(tmp_path, f"n{number}", kafka.address.servers) for number in (1, 2)]
-    try:
-        yield made
-    finally:
-        for node in made:
-            node.process.kill()
-            node.process.wait(PATIENCE_S)
+    with broker_nodes(tmp_path, kafka.address.servers) as found:
+        yield found
 
 
 def kill(node: BrokerNode) -> None:
-    node.process.kill()
-    assert node.process.wait(PATIENCE_S) == -signal.SIGKILL
+    node.kill()
     node.start()
 
 
 def end(node: BrokerNode) -> None:
-    node.process.terminate()
-    assert node.process.wait(PATIENCE_S) == 0
+    node.end()
     node.start()
 
 
@@ -142,36 +79,41 @@ def freeze(node: BrokerNode) -> None:
     node.process.send_signal(signal.SIGSTOP)
 
 
-def leader_of(nodes: list[BrokerNode]) -> BrokerNode:
-    def listening() -> list[BrokerNode]:
-        return [node for node in nodes if node.is_listening]
-
-    wait_until(listening, what="a node leads")
-    return listening()[0]
+def step_down(node: BrokerNode) -> None:
+    with txmq.connect(f"txmq://{node.address}", timeout=PATIENCE_S) as client:
+        client.call("cluster.step_down", operator="kim", reason="its machine is replaced")
 
 
 def test_a_cluster_outlives_its_leaders(nodes: list[BrokerNode], report: Report) -> None:
-    url = "txmq://" + ",".join(f"127.0.0.1:{node.port}" for node in nodes)
-    producer = Producer(url)
-    ends: tuple[Callable[[BrokerNode], None], ...] = (kill, freeze, end, kill)
+    producer = Producer(url_of(nodes))
+    ends: tuple[Callable[[BrokerNode], None], ...] = (kill, freeze, step_down, end, kill)
     try:
         for how in ends:
             producer.go_on()
             leader = leader_of(nodes)
-            led = sum(node.times("cluster.leads") for node in nodes)
+            led, followed = times(nodes, "cluster.leads"), leader.times("cluster.follows_again")
             how(leader)
             producer.go_on()
-            assert sum(node.times("cluster.leads") for node in nodes) > led
+            assert times(nodes, "cluster.leads") > led
             if how is freeze:  # it wakes, and sees that another node leads
                 leader.process.send_signal(signal.SIGCONT)
-                wait_until(partial(leader.times, "cluster.follows_again"), what="it follows again")
+            if how in (freeze, step_down):
+                again = partial(_follows_again, leader, followed)
+                wait_until(again, what="it follows again")
+                assert leader.process.poll() is None
     finally:
         producer.end()
-    with txmq.connect(url, timeout=PATIENCE_S) as client:
+    with txmq.connect(producer.url, timeout=PATIENCE_S) as client:
         read = Counter(number for place in range(PARTITIONS) for number in numbers(client, place))
+        noted = [one.call for one in client.audit()]
     report({"sends answered": len(producer.answered), "ends of leaders": len(ends)})
     assert set(producer.answered) <= read.keys()
     assert max(read.values()) == 1
+    assert "cluster.step_down" in noted
+
+
+def _follows_again(node: BrokerNode, before: int) -> bool:
+    return node.times("cluster.follows_again") > before
 
 
 def numbers(client: txmq.Client, partition: int) -> Iterator[int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import count
 from typing import Any
 
-from tests.broker.support import BrokerInMemory, FakeResolver
+from tests.broker.support import BrokerInMemory, FakeNode, FakeResolver
 from txmq.broker.checkback.resolvers import ResolverStatus
 from txmq.config.broker import SettingsFile
 from txmq.core.transactions.decisions import DecideTransaction
@@ -38,7 +38,8 @@ class AlarmBroker:
 
     def __init__(self) -> None:
         self.oracle, self.numbers = FakeResolver(), count(1)
-        self.broker = BrokerInMemory(self.oracle, SETTINGS)
+        self.node = FakeNode()
+        self.broker = BrokerInMemory(self.oracle, SETTINGS, self.node)
         self.broker.start()
 
     def names(self) -> list[str]:

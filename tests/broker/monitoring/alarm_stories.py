@@ -462,7 +462,35 @@ def restored(desk: AlarmBroker) -> Iterator[str]:
     desk.broker.do(AcceptRestore("ada", "the test"))
 
 
+def silent_node(desk: AlarmBroker) -> Iterator[str]:
+    node, [follower] = desk.node, desk.node.others
+    yield ""
+    node.others = [follower, follower._replace(name="n3", role="silent", heard_s=100.0)]
+    yield "n3 at 127.0.0.1:7652 was not heard of for 100 s"
+    node.others = [follower, follower._replace(name="n3", role="left", heard_s=100.0)]
+
+
+def late_node(desk: AlarmBroker) -> Iterator[str]:
+    node, [follower] = desk.node, desk.node.others
+    node.others = [follower._replace(lag_s=30.0)]
+    yield ""
+    node.others = [follower._replace(lag_s=31.0, lag_bytes=5 << 20)]
+    yield "n2 has read the log up to 31 s ago, and lacks 5 MiB"
+    node.others = [follower]
+
+
+def lonely_node(desk: AlarmBroker) -> Iterator[str]:
+    node, [follower] = desk.node, desk.node.others
+    yield ""
+    node.others = [follower._replace(role="left")]
+    yield "no other node follows the log"
+    node.others = [follower]
+
+
 STORIES = {
+    "cluster.node_silent": silent_node,
+    "cluster.node_behind": late_node,
+    "cluster.no_follower": lonely_node,
     "log.restored": restored,
     "resolver.refused": refused,
     "clock.jumped": jumped,

@@ -18,7 +18,7 @@ from txmq.errors import BadRequest
 from txmq.model import limits
 from txmq.wire.data_requests import Opcode
 from txmq.wire.frames import Frame, FrameDecoder
-from txmq.wire.hello import Welcome
+from txmq.wire.hello import Hello, Welcome
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -52,8 +52,8 @@ class Transport(StringTransport):
         self.write(b"".join(data))
 
 
-def never(version: int) -> Welcome:
-    raise AssertionError(f"nobody says hello here, least of all version {version}")
+def never(hello: Hello) -> Welcome:
+    raise AssertionError(f"nobody says hello here, least of all {hello.client}")
 
 
 def unasked(session: ClientSession, frame: Frame) -> None:

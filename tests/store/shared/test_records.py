@@ -17,6 +17,7 @@ from txmq.store.shared.records import (
     MAGIC,
     Claim,
     Genesis,
+    Member,
     PartitionRecord,
     Slice,
     checksum_of,
@@ -32,15 +33,20 @@ RECORDS: dict[str, PartitionRecord] = {
     "partition-claim-v1.bin": Claim(LOG_ID, 7, NONCE, "nöde-1"),
     "partition-slice-v1.bin": Slice(LOG_ID, 7, NONCE, 4_096, 4_100, b"\0TXM whole", True),
     "partition-beat-v1.bin": Slice(LOG_ID, 7, NONCE, 4_106, 4_106, b""),
+    "partition-member-v1.bin": Member(
+        LOG_ID, 7, NONCE, 4_106, 250, "nöde-1", "0.1.0", "node-1.example:7650", True
+    ),
 }
 I64 = st.integers(-(2**63), 2**63 - 1)
 logs, epochs = st.uuids(), st.integers(0, 2**32 - 1)
 nonces, data = st.binary(min_size=16, max_size=16), st.binary(max_size=80)
 names = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
+lines = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\n"), max_size=20)
 records: st.SearchStrategy[PartitionRecord] = st.one_of(
     st.builds(Genesis, logs, epochs, I64, I64),
     st.builds(Claim, logs, epochs, nonces, names),
     st.builds(Slice, logs, epochs, nonces, I64, I64, data, st.booleans()),
+    st.builds(Member, logs, epochs, nonces, I64, I64, lines, lines, lines, st.booleans()),
 )
 
 
@@ -83,7 +89,7 @@ def test_bytes_of_others_are_no_record(data: bytes) -> None:
     assert isinstance(checksum_of(data), int)
 
 
-@pytest.mark.parametrize(("at", "byte"), [(8, 2), (8, 0), (9, 4), (9, 0)])
+@pytest.mark.parametrize(("at", "byte"), [(8, 2), (8, 0), (9, 5), (9, 0)])
 def test_another_version_or_kind_is_refused(at: int, byte: int) -> None:
     claim = encode(Claim(LOG_ID, 7, NONCE, "n"))
     with pytest.raises(UnsupportedFormat, match="partition"):
@@ -95,3 +101,14 @@ def test_a_name_that_is_not_utf_8_is_read() -> None:
     assert decode(sealed(claim, HEADER_SIZE, 0xFF)) == Claim(
         LOG_ID, 7, NONCE, "\N{REPLACEMENT CHARACTER}"
     )
+
+
+@pytest.mark.parametrize("said", [b"", b"n\n1.0", b"\xff\n1\nh:1"])
+def test_a_member_that_says_something_else_is_no_record(said: bytes) -> None:
+    header = encode(RECORDS["partition-member-v1.bin"])[:HEADER_SIZE]
+    assert decode(sealed(header + said, 9, 4)) is None
+
+
+def test_a_later_version_may_say_more() -> None:
+    member = RECORDS["partition-member-v1.bin"]
+    assert decode(sealed(encode(member) + b"\nmore", 9, 4)) == member

@@ -337,6 +337,12 @@ ROWS = (
         _created,
     ),
     Action(
+        "cluster.step_down",
+        "Step down",
+        {"force": flag},
+        "This node drains, another one leads, and has the console; this one follows it.",
+    ),
+    Action(
         "clock.confirm",
         "Confirm the clock",
         {"force": flag},

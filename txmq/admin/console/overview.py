@@ -33,6 +33,10 @@ PAGES_OF_ALARMS = {
     "transaction.conflict": ("transactions?state=conflicts", "Refused decisions"),
     "heuristic.mixed": ("transactions/xa?heuristic=yes", "Heuristic decisions"),
     **dict.fromkeys(("xa.orphan", "xa.needs_operator", "xa.lost_branch", "xa.unreachable"), XA),
+    **dict.fromkeys(
+        ("cluster.no_follower", "cluster.node_silent", "cluster.node_behind"),
+        ("cluster", "Nodes"),
+    ),
     "group.letters": ("letters", "Dead letters"),
     **dict.fromkeys(("plan.paused", "plan.waiting"), ("plans", "Replay plans")),
     **dict.fromkeys(

@@ -8,6 +8,7 @@ from urllib.parse import unquote
 from txmq.admin.addresses import ANY_NAME, fits
 from txmq.admin.console import (
     audit,
+    cluster,
     groups,
     letters,
     overview,
@@ -29,6 +30,7 @@ PAGES: tuple[Page, ...] = (
     *plans.PAGES,
     *trace.PAGES,
     *audit.PAGES,
+    *cluster.PAGES,
     *users.PAGES,
     *settings.PAGES,
 )

@@ -1,4 +1,7 @@
-"""Metrics of the broker itself: its log, its disk, and its replay plans."""
+"""Metrics of the broker itself: its log, its disk, and its replay plans.
+
+A node of a cluster that follows has those of its log and its disk.
+"""
 
 from __future__ import annotations
 
@@ -17,22 +20,15 @@ if TYPE_CHECKING:
     from txmq.broker.engine.engine import Engine
 
 
-class BrokerMetrics(Collector):
-    """Gauges of log and disk, the histogram of flushes, and the progress of plans."""
+class LogMetrics(Collector):
+    """Gauges of log and disk."""
 
     def __init__(self, engine: Engine, name: str) -> None:
         self._engine, self._name = engine, name
 
     def collect(self) -> Iterator[Metric]:
         yield from self._log()
-        yield self._flushes()
-        yield GaugeMetricFamily(
-            "txmq_delayed_messages",
-            "Delayed messages that are not due",
-            self._engine.state.delayed_count,
-        )
         yield from self._disk()
-        yield from self._plans()
 
     def _log(self) -> Iterator[Metric]:
         store = self._engine.store
@@ -52,19 +48,6 @@ class BrokerMetrics(Collector):
         )
         yield GaugeMetricFamily("txmq_log_segments", "Segments of the log", len(store.segments()))
 
-    def _flushes(self) -> Metric:
-        latencies = self._engine.store.latencies
-        buckets = zip(
-            [*(str(bound / SECOND) for bound in BOUNDS_US), "+Inf"],
-            accumulate(latencies.counts),
-            strict=True,
-        )
-        flushes = HistogramMetricFamily(
-            "txmq_flush_seconds", "Time from a write until it was on disk"
-        )
-        flushes.add_metric((), list(buckets), latencies.total_us / SECOND)
-        return flushes
-
     def _disk(self) -> Iterator[Metric]:
         disk = self._engine.disk
         yield GaugeMetricFamily(
@@ -79,6 +62,35 @@ class BrokerMetrics(Collector):
             yield GaugeMetricFamily(
                 "txmq_disk_free_bytes", "Free space on the disk of the log", disk.space.free
             )
+
+
+class BrokerMetrics(Collector):
+    """The histogram of flushes, delayed messages, and the progress of plans."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def collect(self) -> Iterator[Metric]:
+        yield self._flushes()
+        yield GaugeMetricFamily(
+            "txmq_delayed_messages",
+            "Delayed messages that are not due",
+            self._engine.state.delayed_count,
+        )
+        yield from self._plans()
+
+    def _flushes(self) -> Metric:
+        latencies = self._engine.store.latencies
+        buckets = zip(
+            [*(str(bound / SECOND) for bound in BOUNDS_US), "+Inf"],
+            accumulate(latencies.counts),
+            strict=True,
+        )
+        flushes = HistogramMetricFamily(
+            "txmq_flush_seconds", "Time from a write until it was on disk"
+        )
+        flushes.add_metric((), list(buckets), latencies.total_us / SECOND)
+        return flushes
 
     def _plans(self) -> Iterator[Metric]:
         """Yield the progress of unfinished plans, whose number is bounded."""

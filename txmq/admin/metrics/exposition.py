@@ -9,7 +9,8 @@ from prometheus_client import CollectorRegistry, ProcessCollector, generate_late
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from txmq.admin.metrics.broker import BrokerMetrics
+from txmq.admin.metrics.broker import BrokerMetrics, LogMetrics
+from txmq.admin.metrics.cluster import ClusterMetrics
 from txmq.admin.metrics.groups import GroupMetrics
 from txmq.admin.metrics.transactions import DecisionCounters, TransactionGauges
 from txmq.core.steps import Steps, run_to_end
@@ -18,7 +19,7 @@ from txmq.model.access import ALL_VERBS
 if TYPE_CHECKING:
     from txmq.broker.access.guard import Guard
     from txmq.broker.engine.engine import Engine
-    from txmq.broker.service import BrokerParts
+    from txmq.broker.service import BrokerParts, FollowerParts
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -28,13 +29,16 @@ class Metrics:
 
     def __init__(self, parts: BrokerParts) -> None:
         self._registry = CollectorRegistry()
-        self._registry.register(BrokerMetrics(parts.engine, parts.settings.broker.name))
+        self._registry.register(LogMetrics(parts.engine, parts.settings.broker.name))
+        self._registry.register(BrokerMetrics(parts.engine))
         self._groups = GroupMetrics(parts.engine, parts.paces)
         self._registry.register(self._groups)
         self._registry.register(TransactionGauges(parts))
         parts.listeners.all.append(DecisionCounters(self._registry))
         self._registry.register(AccessMetrics(parts.guard, parts.engine))
         self._registry.register(ThrottleMetrics(parts))
+        if parts.cluster is not None:
+            self._registry.register(ClusterMetrics(parts.cluster))
         ProcessCollector(registry=self._registry)
 
     def text(self) -> bytes:
@@ -44,6 +48,20 @@ class Metrics:
     def steps(self) -> Steps[bytes]:
         """Return the metrics in the text format, in steps."""
         yield from self._groups.sample()
+        return generate_latest(self._registry)
+
+
+class FollowerMetrics:
+    """The metrics of a node that follows."""
+
+    def __init__(self, parts: FollowerParts) -> None:
+        self._registry = CollectorRegistry()
+        self._registry.register(LogMetrics(parts.engine, parts.settings.broker.name))
+        self._registry.register(ClusterMetrics(parts.cluster))
+        ProcessCollector(registry=self._registry)
+
+    def text(self) -> bytes:
+        """Return the metrics in the text format."""
         return generate_latest(self._registry)
 
 

@@ -31,7 +31,7 @@ from txmq.wire.calls import registry
 from txmq.wire.data_requests import Opcode
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Mapping
 
     from txmq.broker.engine.engine import Engine
     from txmq.broker.reactor.interfaces import Clock
@@ -391,6 +391,30 @@ class Guard:
         command = Audited(NoteDenial(user, need.verb, need.resource), entry)
         # in a turn of its own: this is within a request, whose errors are the client's
         self._clock.callLater(0, self._engine.submit, command, lambda _reply: None)
+
+
+class FollowersGuard(Guard):
+    """The same of a node that writes nothing. It is not told when users change: it
+    looks at each login.
+    """
+
+    _users: Mapping[str, User] = {}
+
+    def asks(self, login: dict[str, str] | None) -> bool:
+        self._look()
+        return super().asks(login)
+
+    def log_in_by_http(self, peer: str, authorization: str | None) -> Rights | None:
+        self._look()
+        return super().log_in_by_http(peer, authorization)
+
+    def _look(self) -> None:
+        users = self._engine.state.users.by_name
+        if users != self._users:
+            self._users = dict(users)
+            self.forget()
+
+    def _note(self, user: str, need: Need) -> None: ...
 
 
 def _until(rights: Rights, until: int) -> Rights:

@@ -347,6 +347,8 @@ CALLS: dict[str, CallNeeds] = {
     "broker.series": _always(*SHOW_CLUSTER),
     "broker.reload": _always(*OPERATE_CLUSTER),
     "broker.settings": _always(*SHOW_CLUSTER),
+    "cluster.describe": _always(*SHOW_CLUSTER),
+    "cluster.step_down": _always(*OPERATE_CLUSTER),
     "clock.show": _always(*SHOW_CLUSTER),
     "clock.confirm": _always(*OPERATE_CLUSTER),
     "alarms.test": _always(*OPERATE_CLUSTER),

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import secrets
 import time
+from math import inf
 from random import Random
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import structlog
+from twisted.internet.defer import Deferred
 from twisted.internet.task import LoopingCall, deferLater
 from twisted.python.failure import Failure
 
@@ -16,11 +18,15 @@ from txmq.broker.cluster.kafka_genesis import read_genesis, require_known
 from txmq.broker.cluster.kafka_partition import KafkaPartition
 from txmq.broker.cluster.kafka_topic import check
 from txmq.broker.cluster.replica import Replica
+from txmq.broker.monitoring.cluster_node import NodeNumbers
 from txmq.broker.reactor.steady_clock import ELAPSED
 from txmq.errors import LogUnavailable
+from txmq.store.shared.members import Members
 from txmq.store.shared.node import Node, State, Timing
+from txmq.store.shared.records import encode
 from txmq.store.shared.rules import Place
 from txmq.store.shared.stored_place import load_place
+from txmq.version import __version__
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,6 +34,7 @@ if TYPE_CHECKING:
     from txmq.broker.engine.engine import Engine
     from txmq.config.broker import ClusterSettings
     from txmq.errors import NodeEnded
+    from txmq.model.cluster import ClusterView
     from txmq.store.index.lmdb_tables import LmdbTables
     from txmq.store.shared.records import Genesis
 
@@ -47,11 +54,14 @@ class Membership:
         self,
         settings: ClusterSettings,
         name: str,
+        address: str,
         reactor: Any,  # noqa: ANN401  # several interfaces of Twisted's
         failed: Callable[[Failure], None],
     ) -> None:
         """`failed` ends the process: once the node has ended, it is of no use."""
         self._settings, self._name, self._reactor = settings, name, reactor
+        self._nonce = secrets.token_bytes(16)
+        self._members = Members(name, address, __version__, self._nonce)
         self._failed = failed
         self._kafka = KafkaAddress(settings.kafka, settings.options)
         self._when_answered(lambda: check(self._kafka, self._settings.topic, self._settings.accept))
@@ -59,7 +69,12 @@ class Membership:
         self._replica: Replica | None = None
         self._node: Node | None = None
         self._tick_s = 0.0
+        self._loop = LoopingCall(self._tick)
         self._leaves = False
+        self.hands_over = False  # the process goes on as a follower
+        self._told: tuple[str, ...] = ()  # addresses, by `on_nodes`
+        self.caught_up: Deferred[None] = Deferred()  # once, since it began
+        self.on_nodes: Callable[[], None] = lambda: None  # their addresses have changed
         self.on_lease: Callable[[], None] = lambda: None  # at each tick with the lease
 
     def _when_answered(self, ask: Callable[[], T]) -> T:
@@ -88,14 +103,14 @@ class Membership:
     def copy_to(self, engine: Engine, tables: LmdbTables) -> Callable[[], Place]:
         """Have the engine's log follow; return what tells where its tables stand."""
         self._partition = KafkaPartition(self._reactor, self._kafka, self._settings.topic)
-        replica = self._replica = Replica(engine, _seconds)
+        replica = self._replica = Replica(engine, _seconds, self._members)
         timing = Timing(self._settings.silence_s, self._settings.lease_s)
         self._node = Node(
             self._partition,
             replica,
             load_place(tables) or Place(),
             name=self._name,
-            nonce=secrets.token_bytes(16),
+            nonce=self._nonce,
             rng=Random(),  # noqa: S311  # followers wait for different times
             now=_seconds(),
             timing=timing,
@@ -105,24 +120,68 @@ class Membership:
         self._tick_s = timing.beat_s / TICKS
         return lambda: replica.place
 
-    async def lead(self) -> Place:
-        """Follow until this node leads; return the place of its claim."""
+    async def follow(self) -> None:
+        """Begin to follow, and go on until everything is read that there was."""
         assert self._replica is not None
         assert self._node is not None
         self._replica.follow(self._node)
-        loop = LoopingCall(self._tick)
-        loop.clock = self._reactor
-        loop.start(self._tick_s, now=False).addErrback(self._failed)
+        self._loop.clock = self._reactor
+        self._loop.start(self._tick_s, now=False).addErrback(self._failed)
         log.info("cluster.follows", topic=self._settings.topic)
+        await self.caught_up
+
+    async def lead(self) -> Place:
+        """Follow until this node leads; return the place of its claim."""
+        assert self._replica is not None
         place = await self._replica.leading
         log.info("cluster.leads", epoch=place.epoch)
         return place
 
     def _tick(self) -> None:
         assert self._replica is not None
+        assert self._node is not None
         self._replica.tick()
         if self.has_lease():
             self.on_lease()
+        if self._node.has_caught_up and self._node.state is not State.ENDED:
+            self._tend_members()
+
+    def _tend_members(self) -> None:
+        if not self.caught_up.called:
+            self.caught_up.callback(None)
+        if self._members.is_due(_seconds()) and not self._leaves:
+            self._say()
+        if self._told != (told := self.addresses()):
+            self._told = told
+            self.on_nodes()
+
+    def _say(self, *, leaves: bool = False) -> Deferred[None]:
+        """Say something of this node to all others. Fires when it was said, or lost."""
+        assert self._node is not None
+        assert self._partition is not None
+        said = self._members.say(self._node.place, _seconds(), leaves=leaves)
+        over: Deferred[None] = Deferred()
+
+        def reported(error: Exception | None, _offset: int | None) -> None:
+            if error is not None:
+                self._members.note_lost()
+            over.callback(None)
+
+        self._partition.produce(encode(said), reported)
+        return over
+
+    def view(self) -> ClusterView:
+        """Return all nodes, as this one knows them."""
+        return self._members.view(self._read_to, _seconds())
+
+    def addresses(self) -> tuple[str, ...]:
+        """Return where clients find the nodes, the leader first."""
+        return self._members.addresses(self._read_to, _seconds())
+
+    @property
+    def _read_to(self) -> Place:
+        assert self._node is not None, "it follows"
+        return self._node.place
 
     async def lease(self) -> None:
         """Wait until the leader before this one answers nothing any more."""
@@ -134,18 +193,44 @@ class Membership:
         return self._node is not None and self._node.is_serving(_seconds())
 
     async def leave(self) -> None:
-        """End: a leader says so, and another one takes over at once."""
+        """End: another node takes over from a leader at once, and none counts on this
+        one.
+        """
         self._leaves = True
         node, until = self._node, _seconds() + LEAVES_WITHIN_S
-        if node is not None:
+        if node is not None and node.has_caught_up and node.state is not State.ENDED:
             node.step_down(_seconds())
             while node.state is State.LEADING and _seconds() < until:
                 await deferLater(self._reactor, self._tick_s)
+            said = self._say(leaves=True)
+            while not said.called and _seconds() < until:
+                await deferLater(self._reactor, self._tick_s)
+        if self._loop.running:  # a node that reads nothing would take that for silence
+            self._loop.stop()
         if self._partition is not None:
             self._partition.close()
             # Connections of clients are closed meanwhile: they go on elsewhere.
             while not self._partition.is_over and _seconds() < until:
                 await deferLater(self._reactor, self._tick_s)
+
+    def step_down(self) -> None:
+        """Drain, let another node lead, and follow in a new image of this process."""
+        self.hands_over = True
+        self._reactor.stop()
+
+    def numbers(self) -> NodeNumbers:
+        """Return what operators see of this node."""
+        node, now = self._node, _seconds()
+        assert node is not None, "the data directory is open"
+        leads = node.state is State.LEADING
+        return NodeNumbers(
+            leads,
+            node.place.epoch,
+            max(0.0, now - node.read_at),
+            max(0.0, now - node.confirmed_at) if leads and node.confirmed_at > -inf else 0.0,
+            node.claims,
+            node.questions,
+        )
 
     def _end(self, error: NodeEnded) -> None:
         if not self._leaves:

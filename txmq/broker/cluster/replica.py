@@ -20,7 +20,7 @@ from twisted.python.failure import Failure
 from txmq.broker.data_directory.storage import roll_forward
 from txmq.errors import NodeEnded, StoreError
 from txmq.store.shared.node import End, Node
-from txmq.store.shared.records import Claim, PartitionRecord, Slice
+from txmq.store.shared.records import Claim, Member, PartitionRecord, Slice
 from txmq.store.shared.rules import Place
 from txmq.store.shared.slices import SliceReader, after, segment_bytes
 
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from txmq.broker.engine.engine import Engine
     from txmq.store.log.writer import Flush
+    from txmq.store.shared.members import Members
 
 # Memory is ahead of the log then, and a new process is not.
 FOLLOWS_AGAIN = (End.DEPOSED, End.RESIGNED, End.UNDELIVERED)
@@ -54,9 +55,9 @@ class Replica:
     ends before; `on_end` is then told, as whenever a node ends.
     """
 
-    def __init__(self, engine: Engine, seconds: Callable[[], float]) -> None:
+    def __init__(self, engine: Engine, seconds: Callable[[], float], members: Members) -> None:
         """`seconds` is CLOCK_BOOTTIME."""
-        self._engine, self._seconds = engine, seconds
+        self._engine, self._seconds, self._members = engine, seconds, members
         last = engine.store.segments()[-1]
         self._slices = SliceReader(last.first, last.created_at)
         self._flushes: deque[tuple[int, Deferred[None]]] = deque()  # end of each
@@ -103,6 +104,10 @@ class Replica:
             self._count(record, place)
         except Exception:  # noqa: BLE001  # the node would go on without the record
             engine.fail(Failure())
+
+    def heard(self, said: Member, place: Place, *, is_history: bool) -> None:
+        """Take what a node has said of itself."""
+        self._members.hear(said, place, self._seconds(), is_history=is_history)
 
     def leads(self, place: Place) -> None:
         """Lead from here on. A copy with more than counts, or less, must not: it would

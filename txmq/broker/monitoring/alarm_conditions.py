@@ -29,11 +29,13 @@ if TYPE_CHECKING:
     from txmq.config.broker import AlarmSettings as Limits
     from txmq.core.state.plans import Plan
     from txmq.core.state.state import State
+    from txmq.model.cluster import NodeView
     from txmq.store.log.decoder import Damage
 
 DOUBTED = timedelta(days=1)  # a broker that was down for less is no reason for an alarm
 BUILT_WITHIN_S = 3_600.0  # a plan whose letters a client adds
 BEHIND_S = 10.0  # that sends wait; less is a burst
+NODE_BEHIND_S = 30.0  # what a node tells of itself is up to so old
 EVERYTHING = "everything"  # instead of what a filter lets through
 FAULT_S = 3_600.0  # that an internal error stays an alarm
 
@@ -59,6 +61,7 @@ class Conditions(NamedTuple):
     behind_s: float  # that sends have been waiting for the disk
     filters: Mapping[str, Mapping[str, str]]  # of members, by group
     undelivered: Mapping[str, str]  # why receivers of alarms do not get them, by name
+    nodes: Sequence[NodeView]  # of the cluster; a broker alone has none
 
     def older_than(self, since: int, seconds: float) -> bool:
         """Return whether `since` is more than `seconds` ago; 0 = never."""
@@ -120,6 +123,29 @@ def disk_low(seen: Conditions) -> str:
 
 def disk_trouble(seen: Conditions) -> str:
     return "; ".join(f"{what}: {why}" for what, why in sorted(seen.disk.troubles.items()))
+
+
+def cluster_node_silent(seen: Conditions) -> str:
+    silent = [node for node in seen.nodes if node.role == "silent"]
+    return "; ".join(
+        f"{node.name} at {node.address} was not heard of for {node.heard_s:.0f} s"
+        for node in silent
+    )
+
+
+def cluster_node_behind(seen: Conditions) -> str:
+    late = [node for node in seen.nodes if node.role == "follower" and node.lag_s > NODE_BEHIND_S]
+    return "; ".join(
+        f"{node.name} has read the log up to {node.lag_s:.0f} s ago, and lacks "
+        f"{node.lag_bytes >> 20} MiB"
+        for node in late
+    )
+
+
+def cluster_no_follower(seen: Conditions) -> str:
+    if not seen.nodes or any(node.role == "follower" for node in seen.nodes):
+        return ""
+    return "no other node follows the log: when this one dies, nobody serves"
 
 
 def log_damaged(seen: Conditions) -> str:

@@ -232,6 +232,24 @@ ALARM_RULES = (
         "txmq group show GROUP names the keys; mend, then replay or abandon their letters",
     ),
     AlarmRule(
+        "cluster.no_follower",
+        "critical",
+        conditions.cluster_no_follower,
+        "txmq cluster nodes; start a node, if need be with an empty data directory",
+    ),
+    AlarmRule(
+        "cluster.node_silent",
+        "warning",
+        conditions.cluster_node_silent,
+        "look at its process and its log; start it again, or elsewhere with an empty directory",
+    ),
+    AlarmRule(
+        "cluster.node_behind",
+        "warning",
+        conditions.cluster_node_behind,
+        "look for other work on its machine and disk: it would take over late",
+    ),
+    AlarmRule(
         "alarms.undelivered",
         "warning",
         conditions.alarms_undelivered,

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from txmq.broker.data_directory.retention_service import RetentionService
     from txmq.broker.delivery.member_sessions import MemberSessions
     from txmq.broker.engine.engine import Engine
+    from txmq.broker.monitoring.cluster_node import ClusterNode
     from txmq.broker.reactor.held_sends import HeldSends
     from txmq.config.broker import AlarmSettings as Limits
     from txmq.config.broker import SettingsFile
@@ -136,6 +137,7 @@ class AlarmService:
         members: MemberSessions,
     ) -> None:
         self._clock, self._sends, self._members = clock, sends, members
+        self.cluster: ClusterNode | None = None  # None for a broker alone
         self._engine, self._limits, self._resolvers = engine, settings.alarms, resolvers
         self._listeners, self._retention = listeners, retention
         # by rule, and by what they are about where that is told apart
@@ -192,6 +194,7 @@ class AlarmService:
             self._sends.waiting_s,
             self._members.filters(),
             self.delivery.undelivered(),
+            () if self.cluster is None else self.cluster.view().nodes,
         )
 
     def _judge(self, rule: AlarmRule, found: str | Raised | list[Raised], now: int) -> None:

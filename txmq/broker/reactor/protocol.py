@@ -19,12 +19,12 @@ from txmq.broker.reactor.connection_limits import network_of, peer_name
 from txmq.broker.reactor.handshake import Handshake
 from txmq.broker.reactor.held_sends import JUDGED, WRITES
 from txmq.core.events.outcome import Rejected
-from txmq.errors import ProtocolError, RequestRejected, TxmqError
+from txmq.errors import NotLeader, ProtocolError, RequestRejected, TxmqError
 from txmq.model import limits
 from txmq.model.access import Need
 from txmq.wire.data_requests import Opcode
 from txmq.wire.frames import Frame, FrameDecoder, encode_frame, frame_buffers
-from txmq.wire.hello import Challenge, negotiate
+from txmq.wire.hello import Challenge
 from txmq.wire.lost_peers import notice_lost_peer
 from txmq.wire.status import error_reply
 
@@ -93,7 +93,7 @@ class ClientSession(Protocol):
     transport: Any  # Twisted's, without types
 
     def __init__(
-        self, handle: Handle, welcome: Callable[[int], Welcome], clock: Clock, shared: SharedState
+        self, handle: Handle, welcome: Callable[[Hello], Welcome], clock: Clock, shared: SharedState
     ) -> None:
         self._handle, self._welcome, self._clock, self._shared = handle, welcome, clock, shared
         self._unsent: list[bytes] = []
@@ -251,7 +251,8 @@ class ClientSession(Protocol):
                 self._wire.pauseProducing()
 
     def _end_conversation(self, error: TxmqError) -> None:
-        self._shared.warnings.warn(self.log, "session.protocol_error", error=error.message)
+        if not isinstance(error, NotLeader):  # which clients cannot know
+            self._shared.warnings.warn(self.log, "session.protocol_error", error=error.message)
         self._ignoring = True  # and its bytes would only say so again
         self._drop_input()
         status, payload = error_reply(error)
@@ -289,6 +290,11 @@ class ClientSession(Protocol):
         peer = self._wire.getPeer()
         return str(getattr(peer, "host", peer))
 
+    def tell(self, welcome: Callable[[Hello], Welcome]) -> None:
+        """Send the welcome again, as it is now, to a client that has had one."""
+        if self.hello is not None and self._wire.connected:
+            self._wire.write(encode_frame(Opcode.HELLO, 0, welcome(self.hello).encode()))
+
     def renew_rights(self) -> bool:
         """Take the user's rights as they are now: users have changed. A session whose
         user is gone, or that began before there were users, ends. Return whether the
@@ -312,7 +318,7 @@ class ClientSession(Protocol):
         return True
 
     def _greet(self, frame: Frame, hello: Hello, proof: str | None) -> None:
-        welcome = self._welcome(negotiate(hello))
+        welcome = self._welcome(hello)
         if proof is not None:
             welcome = welcome.model_copy(update={"login": {"message": proof}})
         self._cancel_deadline()

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from txmq.broker.reactor.held_sends import HeldSends
     from txmq.broker.reactor.interfaces import Clock, LoginGuard
     from txmq.broker.reactor.protocol import Handle
-    from txmq.wire.hello import Welcome
+    from txmq.wire.hello import Hello, Welcome
 
 log = structlog.get_logger()
 
@@ -35,7 +35,7 @@ class SessionFactory(Factory):
     def __init__(
         self,
         handle: Handle,
-        welcome: Callable[[int], Welcome],
+        welcome: Callable[[Hello], Welcome],
         clock: Clock,
         sends: HeldSends,
         connection_limit: Callable[[], int] = process_limits.connection_limit,
@@ -50,6 +50,7 @@ class SessionFactory(Factory):
         self.limits = ConnectionLimits(clock, connection_limit, per_peer)
         warnings = BoundedLog(clock)
         self._shared = SharedState(self.frames, self.sends, self.limits, warnings, guard=guard)
+        self._welcome = welcome
         self._make = partial(ClientSession, handle, welcome, clock, self._shared)
         self._open: dict[ClientSession, None] = {}
 
@@ -85,6 +86,11 @@ class SessionFactory(Factory):
     def all_closed(self) -> bool:
         """Return whether all connections are closed."""
         return not self._open
+
+    def welcome_again(self) -> None:
+        """Send all clients the welcome as it is now."""
+        for session in list(self._open):
+            session.tell(self._welcome)
 
     def note_deleted(self, user: str) -> None:
         """Have the sessions of a user end when rights are renewed, even if somebody

@@ -47,6 +47,23 @@ Http = Annotated[
         show_default="none",
     ),
 ]
+NodeName = Annotated[
+    str | None,
+    typer.Option(
+        "--name",
+        metavar="NAME",
+        help="Name of the broker in metrics, alarms and among its nodes.",
+        show_default="broker-1",
+    ),
+]
+Advertise = Annotated[
+    str | None,
+    typer.Option(
+        metavar="HOST:PORT",
+        help="Where clients and other nodes find this node of a cluster.",
+        show_default="where it listens",
+    ),
+]
 Otel = Annotated[
     bool,
     typer.Option("--otel", help="Emit OpenTelemetry spans of what the broker does."),
@@ -60,13 +77,15 @@ CreateTopics = Annotated[
 
 
 @local_command(app, "broker", example="txmq broker --data /var/lib/txmq --http 127.0.0.1:7651")
-def broker(
+def broker(  # noqa: PLR0913  # its options
     out: Output,
     *,
     data: Data = None,
     config: Config = None,
     listen: Listen = None,
     http: Http = None,
+    name: NodeName = None,
+    advertise: Advertise = None,
     otel: Otel = False,
     create_topics: CreateTopics = False,
 ) -> None:
@@ -79,10 +98,11 @@ def broker(
         "data": data,
         "listen": listen,
         "http": http,
+        "name": name,
         "otel": otel or None,
         "create_topics": create_topics or None,
     }
-    load = partial(load_broker, config, options)
+    load = partial(load_broker, config, options, advertise=advertise)
     serve(
         out,
         load(),
@@ -93,14 +113,14 @@ def broker(
 
 def _say_ready(out: Output, url: str, console: str) -> None:
     out.print_line({"ready": url, "console": console}, f"ready {url}")
-    _notify_supervisor(os.environ.pop("NOTIFY_SOCKET", ""))
+    _notify_supervisor()
 
 
-def _notify_supervisor(address: str) -> None:
-    """Tell systemd that the broker serves, by its protocol sd_notify. Without it a unit
-    of `Type=notify` would never be up.
+def _notify_supervisor() -> None:
+    """Tell systemd, by its protocol sd_notify, that the broker serves, or follows one
+    that does. Without it a unit of `Type=notify` would never be up.
     """
-    if address:
+    if address := os.environ.pop("NOTIFY_SOCKET", ""):
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notified:
             notified.connect(address.replace("@", "\0", 1) if address[0] == "@" else address)
             notified.send(b"READY=1")
@@ -138,7 +158,14 @@ def serve(
             def serves(url: str) -> None:
                 ready(url, "".join(edge.url for edge in edges))
 
-            run(settings, ready=serves, edges=edges, inside=begin_recovery, load=load)
+            run(
+                settings,
+                ready=serves,
+                follows=_notify_supervisor,
+                edges=edges,
+                inside=begin_recovery,
+                load=load,
+            )
     except CannotListenError as error:
         reason = f"cannot listen on {settings.broker.listen}: {error.socketError.strerror}"
         raise ConfigError(

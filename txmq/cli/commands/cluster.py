@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 from uuid import uuid4
 
 import typer
 
-from txmq.cli.command import local_command
-from txmq.cli.output import Output
+from txmq.cli.command import CommandSession, broker_command, local_command
+from txmq.cli.options import Operator, Reason
+from txmq.cli.output import FAILED, Output
 
 app = typer.Typer(
     name="cluster",
     no_args_is_help=True,
-    help="Make the log that several nodes share, in a partition of Kafka.",
+    help="Make the log that several nodes share, see its nodes, and choose who leads.",
 )
 Config = Annotated[
     Path,
@@ -23,6 +24,9 @@ Config = Annotated[
 ]
 Replicas = Annotated[
     int, typer.Option(min=1, metavar="NUMBER", help="Copies that Kafka keeps of the log.")
+]
+Force = Annotated[
+    bool, typer.Option("--force", help="Step down although no other node is known to follow.")
 ]
 
 
@@ -54,3 +58,42 @@ def create(out: Output, *, config: Config, replicas: Replicas = 3) -> None:
             "log_begun": found == genesis,
         }
     )
+
+
+@broker_command(app, "status", example="txmq cluster status")
+def status(session: CommandSession) -> None:
+    """Show which node leads, and how far behind the others are at most. Exit status 1:
+    no node leads, or none follows.
+    """
+    view = session.client.call("cluster.describe")
+    by_role: dict[str, list[dict[str, Any]]] = {}
+    for node in view.pop("nodes"):
+        by_role.setdefault(node["role"], []).append(node)
+    leader, followers = next(iter(by_role.get("leader", ())), None), by_role.get("follower", [])
+    shown = {
+        "leader": leader and leader["name"],
+        "address": leader and leader["address"],
+        "followers": len(followers),
+        "silent": len(by_role.get("silent", ())),
+        "lag_bytes": max((node["lag_bytes"] for node in followers), default=0),
+        "lag_s": max((node["lag_s"] for node in followers), default=0.0),
+    }
+    session.out.show(view | shown)
+    if leader is None or not followers:
+        raise typer.Exit(FAILED)
+
+
+@broker_command(app, "nodes", example="txmq cluster nodes --json")
+def nodes(session: CommandSession) -> None:
+    """List the nodes that share the log."""
+    session.out.show({"nodes": session.client.call("cluster.describe")["nodes"]})
+
+
+@broker_command(app, "step-down", example="txmq cluster step-down --reason 'its disk is slow'")
+def step_down(
+    session: CommandSession, *, force: Force = False, reason: Reason = "", operator: Operator
+) -> None:
+    """Have another node lead: the leader drains, lets one take over at once, and
+    follows it.
+    """
+    session.show("cluster.step_down", operator=operator, reason=reason, force=force)

@@ -185,7 +185,7 @@ def _connect(url: str) -> Connection:
     identity = LogIdentity()
     deadline = time.monotonic() + CONNECT_TIMEOUT_S
     return open_connection(
-        parse_url(url), lambda: Conversation(None, identity), deadline, retry=False
+        parse_url(url), identity, lambda: Conversation(None, identity), deadline, retry=False
     )
 
 

@@ -14,6 +14,7 @@ from txmq.client.aio.loop import expire
 from txmq.client.protocol.address import Address, Addresses
 from txmq.client.protocol.conversation import (
     Conversation,
+    LogIdentity,
     Payload,
     client_closed,
     no_answer,
@@ -164,10 +165,12 @@ class AioConnection(asyncio.BufferedProtocol):
 
 
 class Connector:
-    """The way to a broker: addresses that are tried in turn."""
+    """The way to a broker: addresses that are tried in turn, of the nodes that share
+    the log and of those given.
+    """
 
-    def __init__(self, addresses: Addresses) -> None:
-        self._addresses = addresses
+    def __init__(self, addresses: Addresses, log: LogIdentity) -> None:
+        self._addresses, self._log = addresses, log
         self.encrypted = addresses.tls is not None
 
     async def open(
@@ -175,24 +178,31 @@ class Connector:
     ) -> AioConnection:
         """Return a connection to the first address that answers, once it is welcomed.
 
-        Raises the last error.
+        Each has a share of the time: the node that led may be gone with its machine.
+        Raises the last error that another attempt may avoid, if there is one.
         """
-        *others, last = self._addresses
-        for address in others:
+        failure: OSError | TxmqError | None = None
+        for address, untried in self._log.in_turn(self._addresses):
             try:
-                return await self._open_one(loop, make, address)
-            except (OSError, TxmqError):
-                continue
-        return await self._open_one(loop, make, last)
+                return await self._open_one(loop, make, address, 1 / untried)
+            except (OSError, TxmqError) as error:
+                if failure is None or not _is_permanent(error) or _is_permanent(failure):
+                    failure = error
+        assert failure is not None, "there is at least one address"
+        raise failure
 
     async def _open_one(
-        self, loop: AbstractEventLoop, make: Callable[[], AioConnection], address: Address
+        self,
+        loop: AbstractEventLoop,
+        make: Callable[[], AioConnection],
+        address: Address,
+        share: float,
     ) -> AioConnection:
         tls = self._addresses.tls
         context = None if tls is None else tls_context(tls)
         try:
-            async with asyncio.timeout(CONNECT_S):
-                dialled = await _dial(loop, address)
+            async with asyncio.timeout(share * CONNECT_S):
+                dialled = await _dial(loop, address, share * CONNECT_S)
                 _transport, link = await loop.create_connection(
                     make,
                     sock=dialled,
@@ -202,14 +212,15 @@ class Connector:
         except SSLCertVerificationError as error:
             raise not_trusted(address, error) from None
         try:
-            await expire(loop, link.welcomed, HELLO_S, ConnectionLost("no answer to the hello"))
+            silent = ConnectionLost("no answer to the hello")
+            await expire(loop, link.welcomed, share * HELLO_S, silent)
         except BaseException:
             link.abort()
             raise
         return link
 
 
-async def _dial(loop: AbstractEventLoop, address: Address) -> socket.socket:
+async def _dial(loop: AbstractEventLoop, address: Address, seconds: float) -> socket.socket:
     """Return a socket that is connected to the first of the host's addresses that
     answers.
 
@@ -217,7 +228,7 @@ async def _dial(loop: AbstractEventLoop, address: Address) -> socket.socket:
     Eyeballs, is not uvloop's. Raises OSError or TimeoutError, that of the last address.
     """
     found = await loop.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
-    ends = loop.time() + CONNECT_S
+    ends = loop.time() + seconds
     for left, (family, kind, protocol, _name, target) in zip(
         range(len(found), 0, -1), found, strict=True
     ):
@@ -349,6 +360,10 @@ def is_final(error: TxmqError) -> bool:
     A protocol error is not final: it may have been an accident.
     """
     return not error.retriable and not isinstance(error, ProtocolError)
+
+
+def _is_permanent(error: OSError | TxmqError) -> bool:
+    return isinstance(error, TxmqError) and is_final(error)
 
 
 def request_timeout(seconds: float) -> RequestTimeout:

@@ -52,8 +52,8 @@ class AioCore(MeetsLog):
         self.closed = False
         self._failover_after = failover_after
         self._url, self._addresses = url, parse_url(url)
-        self._connector = Connector(self._addresses)
         self._log = LogIdentity(settings.log_id)
+        self._connector = Connector(self._addresses, self._log)
         self._instance = settings.producer_instance()
         self._descriptions: dict[str, dict[str, Any]] = {}
         self._loop = ClientLoop()
@@ -127,7 +127,9 @@ class AioCore(MeetsLog):
         """Return a protocol for a new connection. Replies without a waiting caller go
         to the sender.
         """
-        conversation = Conversation(self.settings.service, self._log, self._instance)
+        return self._greeting(Conversation(self.settings.service, self._log, self._instance))
+
+    def _greeting(self, conversation: Conversation) -> AioConnection:
         conversation.log_in(self._addresses.login)
         return AioConnection(self._loop.running(), conversation, self.sender.receive)
 
@@ -222,6 +224,21 @@ class AioCore(MeetsLog):
                 within=within,
             )
         )
+
+    async def ask_any_node(self, name: str, args: dict[str, Any]) -> dict[str, Any]:
+        """Return the result of a control call that each node of a cluster answers."""
+        loop, seconds = self._loop.running(), self.settings.timeout
+
+        def asking() -> AioConnection:
+            return self._greeting(Conversation(None, self._log, any_node=True))
+
+        connection = PersistentConnection(loop, self._connector, asking, lambda _link: None)
+        try:
+            link = await connection.wait_connected(seconds)
+            reply = link.request(Opcode.CALL, encode_call(name, args))
+            return parse_result(await expire(loop, reply, seconds, request_timeout(seconds)))
+        finally:
+            await connection.stop()
 
     async def send_request(self, request: SideRequest[T]) -> T:
         """Return the decoded reply to a request, repeated after each lost connection.

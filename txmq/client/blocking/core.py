@@ -6,6 +6,7 @@ import atexit
 import sys
 import time
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from threading import Lock
@@ -140,9 +141,21 @@ class BlockingCore(MeetsLog):
         """Return a new connection, even for the sender of a closed client."""
         return open_connection(
             self._addresses,
+            self._log,
             partial(Conversation, self.settings.service, self._log, self._instance),
             deadline,
         )
+
+    def ask_any_node(self, name: str, args: dict[str, Any]) -> dict[str, Any]:
+        """Return the result of a control call that each node of a cluster answers."""
+        if self.closed:
+            raise client_closed()
+        deadline = time.monotonic() + self.settings.timeout
+        conversation = partial(Conversation, None, self._log, any_node=True)
+        with closing(
+            open_connection(self._addresses, self._log, conversation, deadline)
+        ) as connection:
+            return connection.call(name, args, timeout=deadline - time.monotonic())
 
     def call(
         self, name: str, args: dict[str, Any], *, timeout: float | None = None, repeat: bool = False

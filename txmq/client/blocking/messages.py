@@ -16,6 +16,7 @@ class BlockingMessageCalls:
 
     _stated: Calls
 
+    describe_cluster = blocking(Calls.describe_cluster)
     recall = blocking(Calls.recall)
     find = iterating(Calls.find)
     letters = iterating(Calls.letters)

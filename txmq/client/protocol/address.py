@@ -1,5 +1,7 @@
 """URLs of a broker: `txmq://host:port`, or several addresses that are tried in turn.
 
+Those of a cluster are nodes of one log; nodes tell of others (`LogIdentity.nodes`).
+
 `txmqs://user@host:port/?ca=ca.pem` logs in and uses TLS. The password comes from
 TXMQ_PASSWORD, from the file that TXMQ_PASSWORD_FILE or `password_file=` names, or from
 the URL itself; where it may be seen by others, such as on a command line, it should not
@@ -172,6 +174,14 @@ def _tls(options: dict[str, str], url: str, *, encrypted: bool) -> TlsSettings |
         options.get("key"),
         verify == "full",
     )
+
+
+def node_address(text: str) -> Address | None:
+    """Return the address by which a node is told of, None where it cannot be one."""
+    try:
+        return _parse_address(text, text)
+    except ConfigError:
+        return None
 
 
 def _parse_address(text: str, url: str) -> Address:

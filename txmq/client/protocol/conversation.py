@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 from uuid import UUID
 
-from txmq.client.protocol.address import TLS_SCHEME, Credentials
+from txmq.client.protocol.address import TLS_SCHEME, Address, Credentials, node_address
 from txmq.client.protocol.identity import ProducerInstance, process_id
 from txmq.errors import (
     BrokerUnavailable,
@@ -22,6 +22,7 @@ from txmq.errors import (
     ConnectionLost,
     LogChanged,
     MessageTooLarge,
+    NotLeader,
     RemoteProtocolError,
     Throttled,
     TxmqError,
@@ -47,7 +48,8 @@ from txmq.wire.status import OK, to_error
 CLIENT_NAME = (
     f"txmq-python/{__version__} {platform.python_implementation()}/{platform.python_version()}"
 )
-CORRELATIONS = 1 << 32
+LAST_CORRELATION = (1 << 32) - 1
+NEWS = (Opcode.HELLO, OK, 0)  # opcode, status and correlation of a welcome that comes unasked
 IS_IT_RUNNING = "is it running, and is the address right? start one with: txmq broker --data DIR"
 MAYBE_TLS = f"has it TLS? then the URL begins with {TLS_SCHEME}; otherwise its log says why"
 LARGE_REPLY_BYTES = 1 << 15
@@ -67,11 +69,30 @@ class LogIdentity:
     meets another log at one of its addresses therefore refuses it. A copy of a data
     directory has the same log, but begins in an earlier boot epoch. A restored log has
     another incarnation, and may lack what clients have receipts for.
+
+    Several nodes may share the log. Each of them tells of the others, so that clients
+    find nodes that their URL does not name.
     """
 
     log_id: UUID | None = None
     boot_epoch: int = 0  # of the last welcome
     incarnation: UUID | None = None  # of the last welcome
+    nodes: tuple[Address, ...] = ()  # as one of them told last, the leader first
+
+    def learn(self, nodes: Iterable[str]) -> None:
+        """Take the addresses of nodes from one that knows them; none = it does not."""
+        self.nodes = tuple(filter(None, map(node_address, nodes))) or self.nodes
+
+    def in_turn(self, given: Iterable[Address]) -> Iterator[tuple[Address, int]]:
+        """Yield the addresses to try, each once, with the number of those left.
+
+        Nodes come before the addresses that were given. A node that does not lead tells
+        of the leader, which is then the next one.
+        """
+        tried = set[Address]()
+        while left := [one for one in dict.fromkeys((*self.nodes, *given)) if one not in tried]:
+            tried.add(left[0])
+            yield left[0], len(left)
 
     def check(self, welcome: Welcome) -> None:
         """Remember log, incarnation and boot epoch of the welcome.
@@ -142,9 +163,15 @@ class Conversation:
     """
 
     def __init__(
-        self, service: str | None, log: LogIdentity, instance: ProducerInstance | None = None
+        self,
+        service: str | None,
+        log: LogIdentity,
+        instance: ProducerInstance | None = None,
+        *,
+        any_node: bool = False,
     ) -> None:
-        self._service = service
+        """`any_node`: a node of a cluster need not lead to be asked about it."""
+        self._service, self._any_node = service, any_node
         # the login under way; what it has to send is in `outgoing`
         self._login: ScramClient | None = None
         self.outgoing: list[bytes] = []
@@ -208,7 +235,9 @@ class Conversation:
         login = None
         if self._login is not None:
             login = {"mechanism": MECHANISM, "message": self._login.first()}
-        hello = hello_payload(CLIENT_NAME, self._service, instance, epoch, process, login)
+        hello = hello_payload(
+            CLIENT_NAME, self._service, instance, epoch, process, login, any_node=self._any_node
+        )
         return self.request(Opcode.HELLO, hello)[1]
 
     def close(self) -> None:
@@ -222,7 +251,8 @@ class Conversation:
 
         Raises MessageTooLarge where the frame is over the broker's limit.
         """
-        self._last = correlation = (self._last + 1) % CORRELATIONS
+        # 0 is for what the broker tells unasked
+        self._last = correlation = self._last % LAST_CORRELATION + 1
         pieces = frame_buffers(opcode, correlation, payload)
         if self.welcome is not None:
             length, limit = sum(map(len, pieces)), self.welcome.limits.frame
@@ -242,12 +272,28 @@ class Conversation:
         """
         frames = self._decoder.feed(data)
         self.in_large_reply = self._decoder.pending >= LARGE_REPLY_BYTES
+        asked = frames
         for frame in frames:
             if self._expected.pop(frame.correlation, None) != frame.opcode:
-                raise _unexpected(frame)
+                self._take_news(frame)
+                asked = [reply for reply in asked if reply is not frame]
+        frames = asked
         while self.welcome is None and frames:
             self._greet(frames.pop(0))
         return frames
+
+    def _take_news(self, frame: Frame) -> None:
+        """Take a frame that was not asked for: a welcome as it would be now.
+
+        Raises what any other one says.
+        """
+        if self.welcome is not None and frame[:3] == NEWS:
+            self._log.learn(Welcome.parse(frame).nodes)
+            return
+        error = _unexpected(frame)
+        if isinstance(error, NotLeader):
+            self._log.learn(error.nodes)
+        raise error
 
     def _greet(self, frame: Frame) -> None:
         """Handle the challenge, the welcome, or the reply to the registration that
@@ -279,7 +325,9 @@ class Conversation:
                 f"the broker chose protocol version {welcome.version};"
                 f" this client speaks {VERSIONS[0]} to {VERSIONS[1]}"
             )
-        self._log.check(welcome)
+        if not self._any_node:
+            self._log.check(welcome)
+            self._log.learn(welcome.nodes)
         return welcome
 
 

@@ -22,6 +22,7 @@ class TwistedMessageCalls:
     _bridge: Bridge
     _stated: Client
 
+    describe_cluster = deferring(Client.describe_cluster)
     recall = deferring(Client.recall)
     find = iterating(Client.find)
     letters = iterating(Client.letters)

@@ -45,6 +45,7 @@ from txmq.store.shared.partition import Partition
 from txmq.store.shared.records import (
     MOST_DATA,
     Claim,
+    Member,
     PartitionRecord,
     Slice,
     checksum_of,
@@ -102,6 +103,9 @@ class Listener(Protocol):
         leader's own slices are left out: it has their bytes.
         """
 
+    def heard(self, said: Member, place: Place, *, is_history: bool) -> None:
+        """A node has said something of itself. `is_history`: before this one began."""
+
     def leads(self, place: Place) -> None:
         """This node's claim counts. What it appends begins at `place.end`."""
 
@@ -150,6 +154,10 @@ class Node:
         self.state = State.FOLLOWING
         self.has_space = self._had_space = True
         self.place = place
+        self.has_caught_up = False  # once, since it began
+        # For operators: claims that were read, questions of rule B, and times.
+        self.claims = self.questions = 0
+        self.read_at = now
         self._partition, self._listener = partition, listener
         self._name, self._nonce, self._rng, self._timing = name, nonce, rng, timing
         self._longest_s = timing.silence_s * _PATIENCE[1]  # that any node waits
@@ -172,6 +180,11 @@ class Node:
         self._confirmed_at = -inf
         self._free_at = inf
         self.is_resigning = False
+
+    @property
+    def confirmed_at(self) -> float:
+        """When the last slice was begun that is certain to count; -inf = none yet."""
+        return self._confirmed_at
 
     def start(self) -> None:
         """Begin to read the partition, at the record of `place`, to see it there."""
@@ -272,8 +285,12 @@ class Node:
         except UnsupportedFormat as error:
             self._finish(End.UNSUPPORTED, str(error))
             return
+        self.read_at = self._now
+        self.claims += isinstance(record, Claim)
         self.place, counts = fold(self.place, offset, checksum_of(data), record)
         self._is_caught_up = False
+        if isinstance(record, Member):
+            self._listener.heard(record, self.place, is_history=not self.has_caught_up)
         if self.state is State.LEADING:
             self._read_on()
         elif counts and record is not None:
@@ -298,7 +315,7 @@ class Node:
             return
         if next_offset <= self.place.offset:
             self._diverge(f"it ends at {next_offset}, {self.place.offset} was read")
-        self._is_caught_up = True
+        self._is_caught_up = self.has_caught_up = True
 
     def _lost(self, first: int) -> None:
         if self.state is State.ENDED:
@@ -352,6 +369,7 @@ class Node:
             if self._expectation.is_certain(offset):
                 self._confirm()
             else:
+                self.questions += 1
                 self._answer()
         elif flight.record.nonce == NO_NONCE:
             self._finish(End.RESIGNED, f"at offset {offset}")

@@ -4,16 +4,21 @@
     0    4s    magic TXP1
     4    u32   CRC32C over bytes 8 .. end
     8    u8    version = 1
-    9    u8    kind: 1 genesis, 2 claim, 3 slice
-    10   u8    slice: 1 = its data begins with the header of a new segment
+    9    u8    kind: 1 genesis, 2 claim, 3 slice, 4 member
+    10   u8    slice: 1 = its data begins with the header of a new segment;
+               member: 1 = it leaves
     11         zeros
     12   u32   epoch: the boot epoch of the log's records
     16   16s   log id
-    32   16s   nonce of a claim and of the slices that its owner writes
-    48   i64   genesis and slice: start, a position of the log
+    32   16s   nonce of a claim and of the slices that its owner writes; member: of
+               its claims
+    48   i64   genesis and slice: start, a position of the log; member: the end of its
+               log
     56   i64   slice: position after the last whole record; a claim cuts the log there;
-               genesis: created_at of the log's first segment
-    64         claim: the node's name in UTF-8; slice: bytes of the log's files
+               genesis: created_at of the log's first segment;
+               member: milliseconds of delay
+    64         claim: the node's name in UTF-8; slice: bytes of the log's files;
+               member: lines of UTF-8: name, version, address
 
 The data of all slices that count are the bytes of the log: its records, and at the
 start of each segment its header. So every node has the same files.
@@ -88,7 +93,26 @@ class Slice(NamedTuple):
         return self.start + len(self.data)
 
 
-PartitionRecord = Genesis | Claim | Slice
+class Member(NamedTuple):
+    """What a node says of itself. It counts for nothing: nodes know one another by it.
+
+    The node has read the log up to `end`, with a delay of `lag_ms`: so long it took to
+    read what it had said before. `epoch` is the newest that it knows of. A node that
+    `leaves` ends.
+    """
+
+    log_id: UUID
+    epoch: int
+    nonce: bytes
+    end: int
+    lag_ms: int
+    node: str
+    version: str
+    address: str
+    leaves: bool = False
+
+
+PartitionRecord = Genesis | Claim | Slice | Member
 
 
 def encode(record: PartitionRecord) -> bytes:
@@ -101,6 +125,9 @@ def encode(record: PartitionRecord) -> bytes:
             fields, data = (2, 0, epoch, log_id.bytes, nonce, 0, 0), node.encode()
         case Slice(log_id, epoch, nonce, start, whole, data, begins_segment):
             fields = (3, begins_segment, epoch, log_id.bytes, nonce, start, whole)
+        case Member(log_id, epoch, nonce, end, lag_ms, node, version, address, leaves):
+            fields = (4, leaves, epoch, log_id.bytes, nonce, end, lag_ms)
+            data = f"{node}\n{version}\n{address}".encode()
     covered = _FIELDS.pack(VERSION, *fields)
     return _PREFIX.pack(MAGIC, extend(value(covered), data)) + covered + data
 
@@ -129,7 +156,23 @@ def decode(data: bytes) -> PartitionRecord | None:
             return Claim(UUID(bytes=log_id), epoch, nonce, rest.decode(errors="replace"))
         case 3:
             return Slice(UUID(bytes=log_id), epoch, nonce, start, whole, rest, bool(flag))
+        case 4:
+            said = _said(rest)
+            return said and Member(
+                UUID(bytes=log_id), epoch, nonce, start, whole, *said, bool(flag)
+            )
     raise UnsupportedFormat(_PARTITION, f"{version}, kind {kind}", VERSION)
+
+
+def _said(lines: bytes) -> tuple[str, str, str] | None:
+    """Return what a member's lines say, None for other bytes. Later versions may have
+    more lines.
+    """
+    try:
+        node, version, address, *_later = lines.decode().split("\n")
+    except ValueError:
+        return None
+    return node, version, address
 
 
 def checksum_of(data: bytes) -> int:

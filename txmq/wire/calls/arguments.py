@@ -71,6 +71,17 @@ class ClockConfirm(Args):
     force: bool = False
 
 
+class StepDown(Args):
+    """An operator's word that another node of the cluster is to lead.
+
+    `force`: though none is known to follow.
+    """
+
+    operator: Name | None = None
+    reason: Text = ""
+    force: bool = False
+
+
 class ListArgs(Args):
     """A page of a list by name: at most `limit` entries behind the name `after`.
     Without a limit it is the whole list, if that fits in a reply.

@@ -30,6 +30,7 @@ from txmq.wire.calls.arguments import (
     NoArgs,
     SeriesArgs,
     StatsArgs,
+    StepDown,
 )
 from txmq.wire.json import WireModel, parse
 
@@ -150,6 +151,8 @@ CALLS: dict[str, type[Args]] = {
     "broker.stats": StatsArgs,
     "broker.series": SeriesArgs,
     "broker.settings": NoArgs,
+    "cluster.describe": NoArgs,
+    "cluster.step_down": StepDown,
     "clock.show": NoArgs,
     "clock.confirm": ClockConfirm,
     "alarms.test": NoArgs,

@@ -18,7 +18,13 @@ from contextlib import suppress
 from typing import Any
 
 from txmq.client.protocol.address import Address, Addresses, TlsSettings
-from txmq.client.protocol.conversation import Conversation, Payload, no_answer, reply_payload
+from txmq.client.protocol.conversation import (
+    Conversation,
+    LogIdentity,
+    Payload,
+    no_answer,
+    reply_payload,
+)
 from txmq.errors import (
     BrokerUnavailable,
     ClientClosed,
@@ -175,13 +181,17 @@ class Connection:
 
     def is_stale(self) -> bool:
         """Return whether an idle connection was closed by the peer, or has bytes that
-        no request asked for.
+        no request asked for. What the broker tells unasked is read: it may be the last
+        that this client hears of where the nodes are.
         """
         if self._callbacks:
             self.read_available()
             return self.closed
         try:
-            self.socket.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+            while self.socket.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT):
+                self.read_available()
+                if self.closed:
+                    return True
         except BlockingIOError:
             return False
         except OSError:
@@ -248,12 +258,14 @@ class Connection:
 
 def open_connection(
     addresses: Addresses,
+    log: LogIdentity,
     conversation: Callable[[], Conversation],
     deadline: float,
     *,
     retry: bool = True,
 ) -> Connection:
-    """Return a welcomed connection to the first address that answers.
+    """Return a welcomed connection to the first address that answers, of the nodes
+    that share the `log` and of those given.
 
     Where no address answers, `retry` until the deadline, and then raise
     BrokerUnavailable with all failures. Where all of them answer with a permanent
@@ -262,9 +274,8 @@ def open_connection(
     began, pause = time.monotonic(), FIRST_PAUSE_S
     while True:
         failures: dict[Address, TxmqError] = {}
-        for index, address in enumerate(addresses):
-            left = max(deadline - time.monotonic(), 0.001)
-            share = left / (len(addresses) - index)
+        for address, untried in log.in_turn(addresses):
+            share = max(deadline - time.monotonic(), 0.001) / untried
             try:
                 begun = conversation().log_in(addresses.login)
                 return _open(address, begun, time.monotonic() + share, addresses.tls)

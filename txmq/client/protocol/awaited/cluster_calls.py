@@ -174,6 +174,10 @@ class OneBrokerCalls:
         """Control calls concern one broker: `client.call` of one of `clients`."""
         raise of_one_broker(f"call({name!r}, …)")
 
+    def describe_cluster(self) -> NoReturn:
+        """Nodes share one log: `client.describe_cluster` of one of `clients`."""
+        raise of_one_broker("describe_cluster()")
+
     def edit_letter(self, letter: DeadLetter, **edit: object) -> NoReturn:
         """A letter is at one broker: `client.edit_letter` of one of `clients`."""
         raise of_one_broker("edit_letter(…)")

@@ -13,11 +13,19 @@ from txmq.client.protocol.awaited.plans import ReplayPlan
 from txmq.client.protocol.letter_edits import BodyCheck, edit_args, revert_args
 from txmq.client.protocol.letters import DeadLetter, LetterOptions, LetterSearch
 from txmq.client.protocol.message_search import FoundMessage, MessageSearch, message_id_of
+from txmq.model.cluster import ClusterView, NodeView
 from txmq.model.message import Receipt
 
 
 class AwaitedMessageCalls(AwaitedLetterCalls):
     """The part of a client for single messages and letters."""
+
+    async def describe_cluster(self) -> ClusterView:
+        """Return the nodes that share the broker's log, as the first that answers knows
+        them: the leader, if there is one.
+        """
+        told = await self._core.ask_any_node("cluster.describe", {})
+        return ClusterView(**{**told, "nodes": tuple(NodeView(**one) for one in told["nodes"])})
 
     async def recall(self, message: Receipt | str) -> None:
         """Take back a message that was sent with a time of delivery.
