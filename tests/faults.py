@@ -1260,6 +1260,7 @@ FAULTS: dict[int, tuple[str, ...]] = {
     #     "test_replicas_lose_nothing_and_agree",
     #     "test_a_node_begins_with_the_backup_of_another_one",
     # ),
+    # NEW-h: ("test_a_follower_that_could_not_serve_says_so_before_it_leads",),
     # NEW-g: ("test_the_longest_copy_of_a_lost_cluster_is_restored_as_a_broker_alone",),
     332: (
         "test_a_node_ends_without_an_error_while_its_boot_may_not_count",

@@ -14,6 +14,7 @@ from uuid import UUID
 
 import pytest
 from twisted.internet.defer import Deferred, execute
+from twisted.internet.error import CannotListenError
 from twisted.internet.testing import MemoryReactorClock
 from twisted.python.failure import Failure
 
@@ -470,6 +471,42 @@ def test_the_log_of_a_broker_alone_is_not_cut(data: Path) -> None:
     with pytest.raises(StoreError, match="not the cluster's"):
         open_directory(FS, settings, 1, Begins())
     assert [Path(found.path).read_bytes() for found in list_segments(FS, str(data))] == before
+
+
+class Taken(Threads):
+    """A reactor on a machine whose addresses are all in use."""
+
+    def listenTCP(self, port: int, *_given: object, **_named: object) -> Any:  # noqa: N802
+        raise CannotListenError("127.0.0.1", port, OSError("in use"))
+
+
+@pytest.mark.parametrize(
+    ("listen", "reactor", "error"),
+    [("0.0.0.0:0", Threads, ConfigError), ("127.0.0.1:7", Taken, CannotListenError)],
+)
+def test_a_follower_that_could_not_serve_says_so_before_it_leads(
+    data: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    listen: str,
+    reactor: type[Threads],
+    error: type[Exception],
+) -> None:
+    broker = BrokerSettings(data=data, listen=listen)
+    cluster = ClusterSettings(kafka="k:1", advertise="n:1")
+    service = BrokerService(SettingsFile(broker=broker, cluster=cluster), reactor())
+    node = OneNode()
+
+    def join() -> Any:
+        service._cluster = node  # type: ignore[assignment]
+        return Begins()
+
+    monkeypatch.setattr(service, "_join_cluster", join)
+    service.open()
+    failures: list[Failure] = []
+    Deferred.fromCoroutine(service.start()).addErrback(failures.append)
+    assert [failure.type for failure in failures] == [error]
+    assert node.flushes == []  # it has not booted
+    service.stop()
 
 
 def test_a_node_waits_for_kafka(monkeypatch: pytest.MonkeyPatch) -> None:

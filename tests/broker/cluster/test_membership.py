@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from queue import Empty, SimpleQueue
+from types import SimpleNamespace
 from typing import Any
 from uuid import UUID
 
@@ -16,7 +17,7 @@ from twisted.internet.task import Clock
 
 from tests.broker.cluster.mock_cluster import TOPIC, MockCluster
 from txmq.broker.cluster import membership
-from txmq.broker.cluster.kafka_genesis import write_genesis
+from txmq.broker.cluster.kafka_genesis import begin_log
 from txmq.broker.cluster.membership import Membership
 from txmq.broker.data_directory.storage import open_directory
 from txmq.broker.engine.engine import Engine
@@ -66,7 +67,8 @@ class Node:
     def __init__(self, world: World, name: str) -> None:
         self.name, self._world = name, world
         (data := world.directory / name).mkdir(mode=0o700)
-        opened = open_directory(RealFileSystem(), BrokerSettings(data=data), 1, lambda: GENESIS)
+        begins: Any = SimpleNamespace(genesis=lambda: GENESIS)
+        opened = open_directory(RealFileSystem(), BrokerSettings(data=data), 1, begins)
         self._log, self._tables = opened.log, opened.tables
         reactor: Any = world.reactor
         engine = Engine(opened.log, opened.state, clock=reactor, now=lambda: 5, in_thread=at_once)
@@ -115,7 +117,7 @@ class World:
     def __init__(self, directory: Path) -> None:
         self.directory, self.kafka, self.reactor = directory, MockCluster(), Reactor()
         self.nodes: list[Node] = []
-        write_genesis(self.kafka.address, TOPIC, GENESIS)
+        begin_log(self.kafka.address, TOPIC, GENESIS)
 
     def until(self, done: Callable[[], object], what: str) -> None:
         self.reactor.run_until(done, what)

@@ -11,7 +11,7 @@ import pytest
 import txmq
 from tests.broker.cluster.broker_node import BrokerNode
 from tests.broker.cluster.mock_cluster import TOPIC, MockCluster
-from txmq.broker.cluster.kafka_genesis import write_genesis
+from txmq.broker.cluster.kafka_genesis import begin_log
 from txmq.store.log.segment import HEADER_SIZE
 from txmq.store.shared.records import Genesis
 from txmq.testing.wait import PATIENCE_S, wait_until
@@ -22,7 +22,7 @@ class Nodes:
 
     def __init__(self, directory: Path) -> None:
         self._directory, self._kafka = directory, MockCluster()
-        write_genesis(self._kafka.address, TOPIC, Genesis(uuid4(), 0, HEADER_SIZE, 1_000))
+        begin_log(self._kafka.address, TOPIC, Genesis(uuid4(), 0, HEADER_SIZE, 1_000))
         self.there: list[BrokerNode] = []
         self._made = 0
 
