@@ -24,11 +24,13 @@ from txmq.config.broker import BrokerSettings, ClusterSettings
 from txmq.store.filesystem import RealFileSystem
 from txmq.store.log.segment import HEADER_SIZE
 from txmq.store.shared import members
+from txmq.store.shared.node import State
 from txmq.store.shared.records import Genesis
 from txmq.testing.wait import PATIENCE_S
 
 GENESIS = Genesis(UUID(int=1), 0, HEADER_SIZE, 1_000)
 TURN_S = 0.01
+NEVER_S = 86_400.0  # nodes claim when the test tells them to
 Roles = dict[str, str]
 
 
@@ -69,7 +71,7 @@ class Node:
         reactor: Any = world.reactor
         engine = Engine(opened.log, opened.state, clock=reactor, now=lambda: 5, in_thread=at_once)
         settings = ClusterSettings(
-            kafka=world.kafka.address.servers, topic=TOPIC, silence_s=0.4, lease_s=0.3
+            kafka=world.kafka.address.servers, topic=TOPIC, silence_s=NEVER_S, lease_s=0.3
         )
         self.failures: list[object] = []
         self.told: list[tuple[str, ...]] = []  # the addresses, each time they changed
@@ -82,6 +84,17 @@ class Node:
     @property
     def roles(self) -> Roles:
         return {node.name: node.role for node in self.member.view().nodes}
+
+    def lead(self) -> None:
+        """Have it claim the log, again where it had not read all."""
+        node = self.member._node
+        assert node is not None
+
+        def leads() -> bool:
+            node.claim(node._now)
+            return node.state is State.LEADING
+
+        self._world.until(leads, f"{self.name} leads")
 
     def leave(self) -> None:
         left = Deferred.fromCoroutine(self.member.leave())
@@ -142,6 +155,7 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
 
 def test_nodes_join_and_leave_and_all_know(world: World) -> None:
     first = world.add("n1")
+    first.lead()
     world.all_know({"n1": "leader"})
     second, third = world.add("n2"), world.add("n3")
     world.all_know({"n1": "leader", "n2": "follower", "n3": "follower"})
@@ -150,6 +164,7 @@ def test_nodes_join_and_leave_and_all_know(world: World) -> None:
     world.all_know({"n1": "leader", "n2": "left", "n3": "follower"})
     world.clients_know("n1:1", "n3:1")
     first.leave()
+    third.lead()
     world.all_know({"n1": "left", "n2": "left", "n3": "leader"})
     world.clients_know("n3:1")
     view = third.member.view()
@@ -166,7 +181,7 @@ def test_a_node_that_ends_without_a_word_is_silent_then(
 ) -> None:
     monkeypatch.setattr(members, "SAYS_EVERY_S", 0.1)
     monkeypatch.setattr(members, "SILENT_AFTER_S", 1.0)
-    world.add("n1")
+    world.add("n1").lead()
     world.all_know({"n1": "leader"})
     second = world.add("n2")
     world.all_know({"n1": "leader", "n2": "follower"})

@@ -43,6 +43,10 @@ class Nodes:
             lambda: all(names == known_by(node) for node in self.there), what=f"all know {names}"
         )
 
+    def leader(self) -> BrokerNode:
+        wait_until(lambda: any(node.leads for node in self.there), what="a node leads")
+        return next((node for node in self.there if node.leads), self.there[0])
+
     def retire(self, node: BrokerNode) -> None:
         self.there.remove(node)
         node.end()
@@ -81,7 +85,7 @@ def test_a_client_outlives_all_nodes_that_it_was_told_of_first(nodes: Nodes) -> 
             nodes.retire(leader)
             client.send("orders", b"2", key="k")
             received.append(next_of(consumer))
-            next(node for node in nodes.there if node.leads).process.kill()
+            nodes.leader().process.kill()
             client.send("orders", b"3", key="k")
             received.append(next_of(consumer))
     assert received == [b"1", b"2", b"3"]
