@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from confluent_kafka import KafkaError
@@ -247,3 +249,38 @@ def test_an_option_that_librdkafka_does_not_know_is_named() -> None:
     partition = KafkaPartition(Loop(), KafkaAddress("127.0.0.1:1", {"sasl.word": "1"}), TOPIC)
     with pytest.raises(ConfigError, match=r"^cluster\.options: .*sasl\.word"):
         partition.produce(b"", print)
+
+
+class BusyLog:
+    """A consumer of a partition in which there is another record whenever it asks."""
+
+    def __init__(self) -> None:
+        self.read = 0
+
+    def assign(self, _places: object) -> None: ...
+    def close(self) -> None: ...
+    def consume(self, _most: int, timeout: float) -> list[object]:
+        return []
+
+    def poll(self, _timeout: float) -> object:
+        offset, self.read = self.read, self.read + 1
+        return SimpleNamespace(
+            error=lambda: None,
+            offset=lambda: offset,
+            value=lambda: b"x",
+            leader_epoch=lambda: 1,
+        )
+
+    def get_watermark_offsets(self, _place: object, *, cached: bool) -> tuple[int, int]:
+        assert cached
+        return 0, max(self.read, 10)
+
+
+def test_a_reader_that_keeps_up_has_all_though_nobody_stops_to_write(bench: Bench) -> None:
+    kafka: Any = SimpleNamespace(client=lambda _kind, _settings: BusyLog())
+    reader = KafkaPartition(bench.loop, kafka, TOPIC)
+    bench.partitions.append(reader)
+    bench.read(reader)
+    bench.loop.run_until(lambda: bench.ends, "it has all")
+    assert bench.ends[0] == 10
+    assert len(bench.records) == 10

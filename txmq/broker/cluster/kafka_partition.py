@@ -233,10 +233,20 @@ class _Reader(_Worker):
             else:
                 calls += self._after(error)
                 break
+        else:
+            if messages[-1].error() is None and self._has_all():
+                calls.append(partial(self._caught_up, self._next.offset))
         self._taken.clear()
         self._call([*calls, self._taken.set])
         while not self.is_stopped and not self._taken.wait(POLL_S):
             pass
+
+    def _has_all(self) -> bool:
+        """Return whether there was nothing more when Kafka answered last. Of the end it
+        tells only while nobody writes.
+        """
+        _first, end = self._consumer.get_watermark_offsets(self._next, cached=True)
+        return bool(end == self._next.offset)
 
     def _told(self, message: Message) -> Callable[[], None]:
         """Return the call that tells of a record, or of the end."""
