@@ -122,13 +122,17 @@ def _at(body: bytes, path: Path) -> Any:  # noqa: ANN401  # what JSON has
     try:
         found = json.loads(body)
         for step in path:
-            container: Any = dict if isinstance(step, str) else list
-            if not isinstance(found, container):
+            if _kind(found) is not type(step):
                 return _MISSING
             found = found[step]
     except (ValueError, LookupError, RecursionError):
         return _MISSING
     return found
+
+
+def _kind(found: object) -> type | None:
+    """Return the type of the steps that lead into a JSON value."""
+    return str if isinstance(found, dict) else int if isinstance(found, list) else None
 
 
 def _scalar(text: str) -> Any:  # noqa: ANN401  # what JSON has

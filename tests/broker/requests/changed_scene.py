@@ -189,6 +189,7 @@ class ChangedScene:
             {"select": {}},
             {"select": {"topic": "m", "text": "no"}},
             {"select": {"header": ["tenant", "red"]}},
+            {"select": {"body": "x"}},
             {"saved": "s"},
         ]
         found: list[tuple[str, dict[str, Any]]] = [
@@ -204,6 +205,9 @@ class ChangedScene:
             ("message.find", {"topic": "n", "key": "k1"}),
             ("message.search", {"key": "k1"}),
             ("message.search", {"key": "k1", "after": [2, 0, 0]}),
+            ("message.search", {"body": "x"}),
+            ("message.search", {"header": ["tenant", None], "correlations": ["c"]}),
+            ("message.find", {"topic": "m", "body": "$.a=1"}),
             ("message.search", {"id": f"{(b'q' * 16).hex()}-1"}),
             ("message.life", {"topic": "m", "partition": 0, "offset": 1}),
             ("message.life", {"topic": "m", "partition": 0, "offset": 99}),
