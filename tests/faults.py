@@ -748,6 +748,7 @@ FAULTS: dict[int, tuple[str, ...]] = {
         "test_a_key_keeps_its_order_when_a_nack_follows_a_restart_on_a_reactor",
         "test_a_refused_nack_does_not_settle_what_was_delivered_anew_but_goes_to_its_lease",
         "test_a_refusal_is_about_no_lease_of_a_later_generation_than_the_nack_names",
+        "test_a_message_in_hand_stands_for_its_lease_on_the_next_connection",
         "test_a_late_handler_cannot_settle_the_delivery_of_another_handler",
         "test_nacks_and_acks_of_a_lost_connection_are_answered_before_anything_is_fetched",
         "test_a_message_in_hand_comes_again_behind_earlier_ones_that_come_again",

@@ -618,7 +618,7 @@ BUGS = (
             remade_topic,
             _patching(membership, "_present_topics", lambda _state, member: member.topics),
         ),
-        first=4,
+        first=17,
     ),
     Bug(
         "groups keep what they have of a deleted topic",

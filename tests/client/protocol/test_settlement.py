@@ -431,6 +431,22 @@ def test_a_refusal_is_about_no_lease_of_a_later_generation_than_the_nack_names()
     assert bodies(scripted.receive(9)) == ["b1"]
 
 
+@pytest.mark.parametrize("is_nacked", [True, False])
+def test_a_message_in_hand_stands_for_its_lease_on_the_next_connection(*, is_nacked: bool) -> None:
+    scripted = ScriptedMember("ordered").joined().fetched(chunk(*keyed("aba"), lease=7))
+    (message,) = scripted.receive()
+    scripted.disconnect()
+    scripted.joined(generation=3)
+    scripted.fetched(chunk(*keyed("aba"), lease=8))
+    if is_nacked:
+        scripted.operations.nack(message, None, "failed")
+    scripted.disconnect()
+    scripted.joined(generation=3)
+    if not is_nacked:
+        scripted.operations.nack(message, None, "failed")
+    assert scripted.args_of("consumer.nack")["generation"] == 3
+
+
 def test_a_refusal_settles_what_was_delivered_before_it_was_decided() -> None:
     scripted, _message = restarted()
     scripted.requests()

@@ -53,7 +53,16 @@ class FetchedBatch:
         *("_decoded_to", "_messages", "_next", "_rows_of_keys", "_view"),
         *("accepted", "attempt", "base", "end", "epoch"),
         "epoch_at",
-        *("generation", "lease", "moved", "owner", "partition", "partition_name", "position"),
+        *(
+            "generation",
+            "later",
+            "lease",
+            "moved",
+            "owner",
+            "partition",
+            "partition_name",
+            "position",
+        ),
         *("ready", "received_whole", "redelivered", "size", "start", "states"),
         *("stored_at", "timed_from", "topic", "topic_id", "touched_at", "unsettled"),
     )
@@ -85,6 +94,7 @@ class FetchedBatch:
         self.states = bytearray(chunk.rows)
         self.ready = self.unsettled = chunk.rows
         self.timed_from: dict[int, float] = {}
+        self.later: dict[int, int] = {}  # the generation of a message's later delivery
         self.received_whole = False
         self._messages: Iterator[DeliveredMessage] = iter(())
         self._next = self._decoded_to = -1  # offsets of the next of `_messages`, and of their end
@@ -131,6 +141,10 @@ class FetchedBatch:
     def state(self, offset: int) -> int:
         """Return the state of the message at that offset."""
         return self.states[offset - self.start]
+
+    def generation_of(self, offset: int) -> int:
+        """Return the generation of the message's last delivery."""
+        return self.later.get(offset, self.generation)
 
     def change(self, start: int, end: int, old: int, new: int) -> int:
         """Change messages of these offsets from state `old` to `new`; return their

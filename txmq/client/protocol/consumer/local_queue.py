@@ -340,10 +340,21 @@ class LocalQueue:
         )
 
     def drop_duplicates(self) -> None:
-        """Drop all duplicates. Their messages are outstanding in older deliveries."""
+        """Drop all duplicates. Their messages are outstanding in older deliveries,
+        which stand for the newer leases from now on.
+        """
         for batch in self.batches():
+            for place in list(batch.ranges(DUPLICATE)):
+                self._stand_for(place, batch.generation)
             if batch.change(batch.start, batch.end, DUPLICATE, SETTLED):
                 self._remove_if_settled(batch)
+
+    def _stand_for(self, place: AckedRange, generation: int) -> None:
+        """Give the messages of a range that the user has that generation."""
+        for batch in self._partitions[place[:2]].batches:
+            for offset in range(max(place.start, batch.start), min(place.end, batch.end)):
+                if batch.state(offset) in UNSETTLED:
+                    batch.later[offset] = generation
 
     def unsettled(self) -> list[AckedRange]:
         """Return the messages that were received and are not settled."""

@@ -241,7 +241,7 @@ class Settlement:
             acks = self.acks.begin_request()
             requests.append(ack_request(membership, *acks, self._acked, self._ack_refused))
         while self._has_nacks_to_send and not self.acks_go_first:
-            number, nack = next(self._nack_numbers), self._nacks.popleft()
+            number, nack = next(self._nack_numbers), self._last_delivered(self._nacks.popleft())
             self._nacks_in_flight[number] = nack
             nacked, refused = partial(self._nacked, number), partial(self._nack_refused, number)
             requests.append(
@@ -258,6 +258,12 @@ class Settlement:
                 )
             )
         return requests
+
+    def _last_delivered(self, nack: PendingNack) -> PendingNack:
+        """Return a nack that names the last delivery which its message stands for."""
+        held = self._queue.delivery(nack.place, NACKED)
+        last = 0 if held is None else held.generation_of(nack.place.start)
+        return nack._replace(generation=last) if last > nack.generation else nack
 
     def _acked(self, payload: bytes, now: float) -> None:
         del now
