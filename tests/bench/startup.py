@@ -24,6 +24,7 @@ MIB = 1 << 20
 UNDER_LOAD = 128 * MIB  # of the log a client sends, until the broker is killed
 PARTITIONS = 4
 READY_WITHIN_S = 300.0
+IDLE_S = 30.0
 
 
 def fill(address: str, size: int) -> None:
@@ -64,11 +65,15 @@ def start(run: Run) -> Iterator[Row]:
             )
 
 
-@benchmark("store.rss", "anonymous memory of the broker")
+@benchmark("store.rss", "anonymous memory of the broker, and its CPU without work")
 def memory(run: Run) -> Iterator[Row]:
     with broker(run) as program:
         time.sleep(1)  # until the work after the start is done
         yield row("store.rss_idle", "RssAnon, idle", "MiB", program.rss_anon() / MIB)
+        before, idle_s = cpu_s(program.process.pid), run.seconds(IDLE_S)
+        time.sleep(idle_s)
+        cpu = (cpu_s(program.process.pid) - before) / idle_s * 60
+        yield row("store.rss_idle_cpu", "CPU a minute, idle", "s", cpu, goal=at_most(0.5))
         with sampled(program.rss_anon) as samples:
             measured(python(f"{CLIENTS}.send_async", program.address, run.count(200_000), 10_000))
         yield row(
