@@ -148,6 +148,8 @@ def test_a_trace_follows_an_order_through_other_keys(
     assert not traced.more
     less = run(trace_steps(calls_by(broker.ask), wanted, 2))
     assert (len(less.messages), less.more) == (2, True)
+    [asked, *_others] = run(search_steps(calls_by(broker.ask), wanted, 1)).messages
+    assert asked["message_id"] in [one["message_id"] for one in less.messages]
 
 
 def test_a_trace_of_nothing_is_refused(broker: BrokerInMemory) -> None:

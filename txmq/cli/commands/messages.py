@@ -158,8 +158,9 @@ def find(  # noqa: PLR0913  # its options
     else:
         found = search_everywhere(session, wanted | times, limit, bounds, after=at)
     rows = list(map(with_decoded_body, found.messages))
-    shown = {"messages": rows, "more": found.next is not None}
-    session.out.show(shown | {"next": found.next, "read": found.read}, columns=FOUND_COLUMNS)
+    shown = {"messages": rows, "more": found.next is not None, "read": found.read}
+    following = {"next": found.next} if session.out.as_json else {}
+    session.out.show(shown | following, columns=FOUND_COLUMNS)
     if found.next is not None and len(rows) < limit:
         on = ",".join(map(str, found.next))
         session.out.print_note(

@@ -118,13 +118,13 @@ async def followed_steps(
         wanted = {"correlations": roots, "start": min(stored, default=None)}
         others = await search_steps(call, wanted, limit, told=told, within_ms=within_ms)
     _by_id(messages, others.messages)
-    ordered = sorted(messages.values(), key=_stored_last)
+    kept = list(messages.values())[:limit]  # what was asked for before what follows from it
     return Searched(
-        ordered[:limit],
+        sorted(kept, key=_stored_last),
         found.next or others.next,
         found.at or others.at,
         found.read + others.read,
-        cut=len(ordered) > limit,
+        cut=len(messages) > limit,
     )
 
 

@@ -1,4 +1,5 @@
-"""Catalogues: indexes from message keys and message ids to the batches that hold them.
+"""Catalogues: indexes from keys, ids and correlations of messages to the batches that
+hold them.
 
     <data>/catalogue/<number, 20 digits>.cat
 
@@ -6,8 +7,9 @@
 
 A key row is a hash of 8 bytes and a place of 8: the batch at that place may hold a
 message with that hash. Hashes are XXH64, seeded with the topic's id, of a key's bytes;
-or of an id: producer id, level, sequence shifted right by the level. Whole powers of
-two cover the sequences of a batch, so a batch of n messages has few id hashes.
+of a correlation; or of an id: producer id, level, sequence shifted right by the level.
+Whole powers of two cover the sequences of a batch, so a batch of n messages has few id
+hashes.
 
 A range row names offsets of a partition whose batches are all in the catalogue. A
 search scans the log for offsets that no catalogue covers. A catalogue only names
