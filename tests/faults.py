@@ -1239,30 +1239,6 @@ FAULTS: dict[int, tuple[str, ...]] = {
         "test_a_copy_without_space_for_a_record_ends",
         "test_a_copy_that_is_not_what_counts_leads_nothing",
     ),
-    # NEW-a: ("test_a_leader_that_nothing_confirms_ends_by_itself",),
-    # NEW-b: (
-    #     "test_a_copy_of_another_partition_is_kept_until_an_operator_says_so",
-    #     "test_a_copy_is_cut_only_if_the_partition_is_the_one_that_was_read",
-    # ),
-    # NEW-c: (
-    #     "test_a_leader_writes_here_beside_the_reactor",
-    #     "test_a_leader_without_space_for_a_flush_ends",
-    #     "test_a_leader_that_loses_its_space_steps_down",
-    # ),
-    # NEW-d: (
-    #     "test_a_damaged_copy_goes_back_to_its_snapshot",
-    #     "test_a_damaged_copy_without_a_snapshot_says_what_to_do",
-    # ),
-    # NEW-e: (
-    #     "test_a_log_that_begins_is_begun_once",
-    #     "test_of_two_that_begin_a_log_at_once_the_first_one_does",
-    # ),
-    # NEW-f: (
-    #     "test_replicas_lose_nothing_and_agree",
-    #     "test_a_node_begins_with_the_backup_of_another_one",
-    # ),
-    # NEW-h: ("test_a_follower_that_could_not_serve_says_so_before_it_leads",),
-    # NEW-g: ("test_the_longest_copy_of_a_lost_cluster_is_restored_as_a_broker_alone",),
     332: (
         "test_a_node_ends_without_an_error_while_its_boot_may_not_count",
         "test_a_deposed_node_follows_again_unless_it_was_told_to_end",
@@ -1271,6 +1247,75 @@ FAULTS: dict[int, tuple[str, ...]] = {
         "test_a_node_waits_for_kafka",
         "test_a_partition_whose_beginning_was_removed_says_what_to_copy",
     ),
+    334: (
+        "test_a_stopped_broker_goes_on_with_its_charts",
+        "test_steps_bring_all_series_back_and_take_a_bounded_room",
+        "test_the_series_of_a_broker_survive_a_restart_without_a_write_of_their_own",
+    ),
+    335: ("test_a_leader_that_nothing_confirms_ends_by_itself",),
+    336: (
+        "test_a_copy_of_another_partition_is_kept_until_an_operator_says_so",
+        "test_a_copy_is_cut_only_if_the_partition_is_the_one_that_was_read",
+    ),
+    337: (
+        "test_a_leader_writes_here_beside_the_reactor",
+        "test_a_leader_without_space_for_a_flush_ends",
+        "test_a_leader_that_loses_its_space_steps_down",
+    ),
+    338: (
+        "test_a_damaged_copy_goes_back_to_its_snapshot",
+        "test_a_damaged_copy_without_a_snapshot_says_what_to_do",
+    ),
+    339: (
+        "test_a_log_that_begins_is_begun_once",
+        "test_of_two_that_begin_a_log_at_once_the_first_one_does",
+    ),
+    340: (
+        "test_replicas_lose_nothing_and_agree",
+        "test_a_node_begins_with_the_backup_of_another_one",
+    ),
+    341: ("test_the_longest_copy_of_a_lost_cluster_is_restored_as_a_broker_alone",),
+    342: ("test_a_follower_that_could_not_serve_says_so_before_it_leads",),
+    343: (
+        "test_a_node_that_does_not_lead_sends_clients_to_the_leader",
+        "test_clients_go_on_at_nodes_that_their_url_does_not_name",
+    ),
+    344: (
+        "test_a_node_that_joins_while_a_client_is_connected_is_known",
+        "test_a_client_outlives_all_nodes_that_it_was_told_of_first",
+    ),
+    345: ("test_a_node_does_not_answer_before_the_others_have_it",),
+    346: ("test_nodes_join_and_leave_and_all_know",),
+    347: ("test_a_node_of_an_earlier_boot_is_passed_over",),
+    348: (
+        "test_nodes_are_described_and_nothing_else_is_done",
+        "test_a_user_without_the_right_is_denied_and_nothing_is_written",
+        "test_a_stranger_learns_nothing_of_the_nodes",
+    ),
+    349: ("test_a_leader_steps_down_and_follows_in_the_same_process",),
+    350: (
+        "test_an_upgrade_node_by_node_is_a_short_pause",
+        "test_a_leader_steps_down_and_follows_in_the_same_process",
+    ),
+    351: ("test_a_reader_that_keeps_up_has_all_though_nobody_stops_to_write",),
+    352: (
+        "test_a_broker_knows_the_age_of_its_newest_backup",
+        "test_the_time_of_the_newest_backup_is_kept",
+        "test_no_backup_is_of_the_future_also_where_the_clock_was_ahead",
+        "test_a_restored_log_is_as_old_as_its_last_record",
+        "test_a_daily_backup_is_made_and_the_broker_knows",
+    ),
+    353: (
+        "test_the_ends_of_certificates_follow_their_files_where_nobody_connects",
+        "test_a_certificate_is_critical_on_its_last_day_and_behind_it",
+        "test_5_a_certificate_ends",
+    ),
+    354: (
+        "test_no_body_is_too_hostile_to_be_judged",
+        "test_a_path_that_is_none_is_refused_with_its_place",
+        "test_a_circle_of_causes_ends",
+    ),
+    355: ("test_bodies_are_searched_only_by_those_who_may_read_them",),
     190: (
         "test_a_hook_that_lies_publishes_nothing",
         "test_hooks_publish_a_phantom_and_txmq_does_not",

@@ -199,6 +199,7 @@ class _Reader(_Worker):
     ) -> None:
         super().__init__("records", call)
         self._kafka, self._next = kafka, place
+        self._end = -1  # that was told of last
         self._consumer = kafka.client(Consumer, WHOLE_READS)
         self._deliver, self._caught_up, self._lost = told
         self._taken = Event()
@@ -228,31 +229,31 @@ class _Reader(_Worker):
         calls: list[Callable[[], None]] = []
         for message in messages:
             error = message.error()
-            if error is None or error.code() == KafkaError._PARTITION_EOF:
+            if error is None:
                 calls.append(self._told(message))
+            elif error.code() == KafkaError._PARTITION_EOF:
+                calls += self._told_of_end(message.offset() or 0)
             else:
                 calls += self._after(error)
                 break
-        else:
-            if messages[-1].error() is None and self._has_all():
-                calls.append(partial(self._caught_up, self._next.offset))
+        # Of the end itself Kafka tells only while nobody writes.
+        _first, end = self._consumer.get_watermark_offsets(self._next, cached=True)
+        if end == self._next.offset:
+            calls += self._told_of_end(end)
         self._taken.clear()
         self._call([*calls, self._taken.set])
         while not self.is_stopped and not self._taken.wait(POLL_S):
             pass
 
-    def _has_all(self) -> bool:
-        """Return whether there was nothing more when Kafka answered last. Of the end it
-        tells only while nobody writes.
-        """
-        _first, end = self._consumer.get_watermark_offsets(self._next, cached=True)
-        return bool(end == self._next.offset)
+    def _told_of_end(self, end: int) -> Iterator[Callable[[], None]]:
+        """Yield the call that tells of the end, once for each."""
+        if end != self._end:
+            self._end = end
+            yield partial(self._caught_up, end)
 
     def _told(self, message: Message) -> Callable[[], None]:
-        """Return the call that tells of a record, or of the end."""
+        """Return the call that tells of a record."""
         offset = message.offset() or 0
-        if message.error() is not None:
-            return partial(self._caught_up, offset)
         # With the epoch of its leader, an offset tells whether the log was cut since.
         self._next = TopicPartition(
             self._next.topic, NUMBER, offset + 1, leader_epoch=message.leader_epoch()
