@@ -1310,12 +1310,6 @@ FAULTS: dict[int, tuple[str, ...]] = {
         "test_a_certificate_is_critical_on_its_last_day_and_behind_it",
         "test_5_a_certificate_ends",
     ),
-    354: (
-        "test_no_body_is_too_hostile_to_be_judged",
-        "test_a_path_that_is_none_is_refused_with_its_place",
-        "test_a_circle_of_causes_ends",
-    ),
-    355: ("test_bodies_are_searched_only_by_those_who_may_read_them",),
     190: (
         "test_a_hook_that_lies_publishes_nothing",
         "test_hooks_publish_a_phantom_and_txmq_does_not",
