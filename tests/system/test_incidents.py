@@ -177,7 +177,7 @@ def test_1_all_at_once_become_dead_letters(operator: Operator) -> None:
         operator.group(unprocessed=200, letters=20, parked=180, unsettled=0)
         alarm = operator.alarm("group.letters")
         assert "group billing: 20, by error: ValueError" in alarm["text"]
-        assert "(20); keys that stand: 20, behind orders/0/" in alarm["text"]
+        assert "(20); keys that stand behind letters or retries: 20, as orders/0/" in alarm["text"]
         assert "txmq dlq stats billing" in alarm["action"]
         [kind] = operator.told("dlq", "stats", "billing")["fingerprints"]
         assert (kind["error_type"], kind["letters"]) == ("ValueError", 20)
