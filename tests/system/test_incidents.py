@@ -402,7 +402,7 @@ def test_10_so_many_wait_behind_a_key_that_all_stand(operator: Operator) -> None
         assert "parked" in operator.shown("group", "show", "billing")
         operator.told("group", "alter", "billing", "--max-parked", "100")
         operator.group(unprocessed=6, letters=1, parked=5)
-        assert operator.alarms().keys() == {"group.letters", "fence.old"}
+        wait_until(lambda: operator.alarms().keys() == {"group.letters", "fence.old"})
         operator.told("dlq", "abandon", "billing", "orders/0/0", "--reason", "a test order")
         operator.group(unprocessed=0, letters=0, parked=0)
         operator.quiet()
