@@ -72,8 +72,13 @@ COSTS: Final[dict[str, Cost]] = {
     "half message and commit": Cost(158, 271, 2, 0, 0),
     "row and message": Cost(242, 280, 2, 4, 4),
     "row and message, asyncio": Cost(367, 280, 2, 4, 4),
+<<<<<<< HEAD
     "64 acked messages": Cost(1361, 244, 2, 0, 0),
     "64 messages with an inbox": Cost(6247, 244, 2, 448, 129),
+=======
+    "64 acked messages": Cost(1358, 244, 2, 0, 0),
+    "64 messages with an inbox": Cost(6244, 244, 2, 448, 129),
+>>>>>>> speed
 }
 
 BODY: Final = bytes(256)

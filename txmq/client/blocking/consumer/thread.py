@@ -9,7 +9,7 @@ from __future__ import annotations
 import selectors
 import socket
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
 from math import inf
 from threading import Condition, Thread
@@ -189,8 +189,10 @@ class MemberThread:
             connection.write(pieces)
 
     def _receive(
-        self, frames: Iterable[Frame], in_flight: dict[int, tuple[Request, float]]
+        self, frames: Sequence[Frame], in_flight: dict[int, tuple[Request, float]]
     ) -> None:
+        if not frames:  # a part of a large reply, for which nobody need wake up
+            return
         with self._changed:
             now = time.monotonic()
             for frame in frames:
