@@ -21,6 +21,7 @@ from txmq.core.transactions.indexes import undecided_tokens
 from txmq.core.transactions.model import every_batch, get
 from txmq.errors import CorruptRecord
 from txmq.model.keys import key_hash
+from txmq.model.own_topics import is_own
 from txmq.model.topic_partition import TopicPartition
 from txmq.model.units import MILLISECOND
 from txmq.store import tables as t
@@ -89,7 +90,7 @@ class SearchEverywhere:
             "damaged": self._damaged,
             "next": None if following is None else list(following),
             "at": None if following is None else ids[following[0]].name,
-            "topics": len(self._state.topics),
+            "topics": len(self._topic_ids()),
             "read": self._read,
         }
 
@@ -131,7 +132,10 @@ class SearchEverywhere:
         return None
 
     def _topic_ids(self) -> list[int]:
-        return [topic.topic_id for topic in self._state.topics.values()]
+        """Return the topics to search, without the broker's own: not everybody who may
+        read all topics may read those.
+        """
+        return [one.topic_id for one in self._state.topics.values() if not is_own(one.name)]
 
     def _step(self, topic: Topic, partition: int, offset: int) -> tuple[int, int]:
         """Search some partitions; return where the next step goes on."""
