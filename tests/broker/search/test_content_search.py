@@ -10,7 +10,7 @@ import pytest
 from tests.broker.calls.test_letter_calls import Office
 from tests.broker.search.test_search import found, places, send
 from tests.broker.support import BrokerInMemory, Client
-from txmq.broker.search import everywhere
+from txmq.broker.search import everywhere, search
 from txmq.client.protocol.calls import calls_by
 from txmq.client.protocol.lives import Searched, Trace, search_steps, trace_steps
 from txmq.core.events.outcome import Rejected
@@ -153,3 +153,30 @@ def test_a_trace_follows_an_order_through_other_keys(
 def test_a_trace_of_nothing_is_refused(broker: BrokerInMemory) -> None:
     with pytest.raises(LocalProtocolError):
         run(trace_steps(calls_by(broker.ask), {"key": None}, 10))
+
+
+def test_bodies_that_are_far_larger_than_their_batches_are_judged_in_many_steps(
+    broker: BrokerInMemory, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each MiB of such JSON stands in 1 KiB of the log, and takes 0.2 s."""
+    judged: list[int] = []  # bytes, in each step
+    monkeypatch.setattr(search, "JUDGED_BYTES", 3_000)
+    large = [Message(b"[" * 1_000, f"k{n}") for n in range(10)]
+    send(client, *large, order(17))
+    send(client, *large, producer=2)
+
+    def noted(view: Any, row: int, _content: Any) -> bool:
+        judged[-1] += len(view.bodies[row])
+        return bool(view.keys[row] == "key-17")
+
+    real = search.Search.page
+
+    def page(self: search.Search, partitions: range, offset: int) -> search.SearchPage:
+        judged.append(0)
+        return real(self, partitions, offset)
+
+    monkeypatch.setattr(search, "has_content", noted)
+    monkeypatch.setattr(search.Search, "page", page)
+    assert places(found(broker, body="$.order.id=17")) == [(0, 10)]
+    assert sum(judged) >= 20_000
+    assert max(judged) <= 4_000

@@ -44,7 +44,6 @@ REPLY_BYTES = 1 << 20
 MAX_DELAYED = 10_000  # rows of delayed messages that are looked through for a key
 MAX_HOLDERS = 100  # undecided transactions, of one key in one partition where there is one
 MAX_LETTERS = 1_000  # of which only their rows are left
-STEP_READS = 8  # messages that a step reads one by one
 BATCHES_OF_TRANSACTION = 1_000
 
 Place = tuple[int, int, int]  # topic id, partition, offset
@@ -127,7 +126,7 @@ class SearchEverywhere:
                 if self._steps <= 0 or self._full or (self._steps < STEPS and self._late):
                     return topic_id, partition, offset
                 self._steps -= 1
-                partition, offset = self._step(topic, partition, offset)
+                partition, offset = yield from self._step(topic, partition, offset)
                 yield
         return None
 
@@ -137,12 +136,12 @@ class SearchEverywhere:
         """
         return [one.topic_id for one in self._state.topics.values() if not is_own(one.name)]
 
-    def _step(self, topic: Topic, partition: int, offset: int) -> tuple[int, int]:
+    def _step(self, topic: Topic, partition: int, offset: int) -> Steps[tuple[int, int]]:
         """Search some partitions; return where the next step goes on."""
         last = min(partition + PARTITIONS_PER_STEP, len(topic.end_offsets))
         if self._hash is not None and not offset:
             for number in range(partition, last):
-                self._held(TopicPartition(topic.topic_id, number), self._hash)
+                yield from self._held(TopicPartition(topic.topic_id, number), self._hash)
         try:
             page = self._catalogues.search(
                 topic,
@@ -174,28 +173,31 @@ class SearchEverywhere:
                     return number, base + entry.count
         return last, 0  # the damage is in no batch that can be told
 
-    def _held(self, tp: TopicPartition, hashed: int) -> None:
+    def _held(self, tp: TopicPartition, hashed: int) -> Steps[None]:
         """Find the key in transactions that hold it."""
         if not self._state.held_keys[tp]:
             return
         holders = key_order.holders(self._state, (*tp, hashed))
-        for _ticket, token in islice(holders, MAX_HOLDERS):
+        # lists, because the tables change between steps
+        for _ticket, token in list(islice(holders, MAX_HOLDERS)):
             row = None if token is None else get(self._state, token)
             if token is None or row is None:
                 continue
-            for batch, base in islice(every_batch(self._state, token, row), BATCHES_OF_TRANSACTION):
+            batches = islice(every_batch(self._state, token, row), BATCHES_OF_TRANSACTION)
+            for batch, base in list(batches):
                 if (batch.topic_id, batch.partition) == tp and base is None:
                     fields = {"state": row.state.name.lower(), "token": token.hex()}
-                    self._in_batch(batch.position, batch.length, fields | self._name(tp))
+                    yield from self._in_batch(batch.position, batch.length, fields | self._name(tp))
 
     def _name(self, tp: TopicPartition) -> dict[str, Any]:
         name = self._state.topics_by_id[tp[0]].name
         return {"topic": name, "partition": tp[1], "offset": None}
 
-    def _in_batch(self, position: int, length: int, fields: dict[str, Any]) -> None:
+    def _in_batch(self, position: int, length: int, fields: dict[str, Any]) -> Steps[None]:
         view = self._view(position, length)
         for row in range(0 if view is None else len(view)):
             self._add_row(view, row, fields)
+            yield  # a large body takes long to judge
 
     def _view(self, position: int, length: int) -> BatchView | None:
         """Return a batch that is durable and undamaged."""
@@ -214,15 +216,14 @@ class SearchEverywhere:
             return
         if self._hash is None:
             yield from self._undecided()
-        step = STEP_BATCHES if self._hash is not None else STEP_READS
         start = position = 0
-        for _number in range(0, MAX_DELAYED, step):
+        for _number in range(0, MAX_DELAYED, STEP_BATCHES):
             # anew in each step: the table changes between them
             found = delayed.scan(self._state, start, position=position)
-            some = list(islice(found, step))
+            some = list(islice(found, STEP_BATCHES))
             for waiting in some:
-                self._delayed(waiting)
-            if len(some) < step:
+                yield from self._delayed(waiting)
+            if len(some) < STEP_BATCHES:
                 break
             start, position = some[-1].due, some[-1].position + 1
             yield
@@ -243,15 +244,14 @@ class SearchEverywhere:
                 if row is not None and base is None:
                     fields = {"state": row.state.name.lower(), "token": token.hex()}
                     tp = TopicPartition(batch.topic_id, batch.partition)
-                    self._in_batch(batch.position, batch.length, fields | self._name(tp))
-                    yield
+                    yield from self._in_batch(batch.position, batch.length, fields | self._name(tp))
 
-    def _delayed(self, waiting: ScheduledMessage) -> None:
+    def _delayed(self, waiting: ScheduledMessage) -> Steps[None]:
         shape = waiting.message
         if self._hash in (None, shape.key_hash):
             place = self._name(TopicPartition(shape.topic_id, shape.partition))
             fields = {"state": "delayed", "due_at": waiting.due}
-            self._in_batch(waiting.log_position, shape.length, fields | place)
+            yield from self._in_batch(waiting.log_position, shape.length, fields | place)
 
     def _letters(self) -> Iterator[tuple[Place, FailedMessage]]:
         """Yield the letters, of the key if there is one, whose batches are in no topic
