@@ -180,3 +180,24 @@ def test_bodies_that_are_far_larger_than_their_batches_are_judged_in_many_steps(
     assert places(found(broker, body="$.order.id=17")) == [(0, 10)]
     assert sum(judged) >= 20_000
     assert max(judged) <= 4_000
+
+
+def test_pages_of_what_is_in_no_topic_are_bounded(
+    broker: BrokerInMemory, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for n in range(3):
+        send(client, Message(b"x" * 1_000, f"k{n}")._replace(delay=3_600), producer=n + 2)
+    broker.half(1, *[Message(b"x" * 1_000, f"k{n}") for n in range(3)])
+    send(client, Message(b"x"))
+    keys: list[str | None] = []
+    sizes: list[int] = []
+    after: Any = None
+    monkeypatch.setattr(everywhere, "REPLY_BYTES", 2_000)
+    while after is not None or not sizes:
+        page = broker.ask("message.search", body="x", bodies=True, limit=4, after=after)
+        keys += [one["key"] for one in page["messages"]]
+        sizes.append(len(page["messages"]))
+        after = page["next"]
+        assert page["at"] in (None, "t")
+    assert sorted(keys, key=str) == [None, "k0", "k0", "k1", "k1", "k2", "k2"]
+    assert max(sizes) == 2
