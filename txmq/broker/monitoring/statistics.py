@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from txmq.broker.monitoring.series import STEPS_S, SeriesStore, Span
 from txmq.core.consumers import group_views, progress
-from txmq.core.series import NoteSeries, number_at, stored
+from txmq.core.series import POINTS, NoteSeries, number_at, stored
 from txmq.core.state.state import Topic
 from txmq.core.transactions.indexes import ListKind
 from txmq.model.own_topics import is_own
@@ -89,9 +89,12 @@ class Statistics:
         self._next = clock.seconds()
 
     def start(self) -> None:
-        """Go on with the series that the log has."""
-        self._store = SeriesStore(stored=stored(self._engine.state))
-        self._sampled = number_at(self._engine.now())
+        """Go on with the series that the log has. Of the time from which the clock was
+        set back, there is nothing any more.
+        """
+        now = self._sampled = number_at(self._engine.now())
+        found = stored(self._engine.state)
+        self._store = SeriesStore(stored=(one for one in found if one.step <= now // POINTS))
 
     def stop(self) -> None:
         """Keep the step that is not over."""
