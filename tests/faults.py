@@ -1283,6 +1283,7 @@ FAULTS: dict[int, tuple[str, ...]] = {
     344: (
         "test_a_node_that_joins_while_a_client_is_connected_is_known",
         "test_a_client_outlives_all_nodes_that_it_was_told_of_first",
+        "test_what_was_looked_at_is_read_again",
     ),
     345: ("test_a_node_does_not_answer_before_the_others_have_it",),
     346: ("test_nodes_join_and_leave_and_all_know",),
