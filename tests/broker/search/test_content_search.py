@@ -11,6 +11,7 @@ from tests.broker.calls.test_letter_calls import Office
 from tests.broker.search.test_search import found, places, send
 from tests.broker.support import BrokerInMemory, Client
 from txmq.batch import encode, verify
+from txmq.batch.header import Codec
 from txmq.broker.calls import letters
 from txmq.broker.calls.letters import SelectedLetters
 from txmq.broker.search import everywhere, search
@@ -236,7 +237,7 @@ def test_bodies_of_letters_are_judged_in_many_steps(monkeypatch: pytest.MonkeyPa
     office = Office(0)
     batch = encode(
         [Message(b"[" * 1_000, f"k{n}") for n in range(10)],
-        producer_id=b"p" * 16, epoch=0, sequence=0, born_at=1,
+        producer_id=b"p" * 16, epoch=0, sequence=0, born_at=1, codec=Codec.ZSTD,
     )  # fmt: skip
     office.broker.do(StoreBatch("t", 0, 0, batch, verify(batch)))
     wanted = Fetch(office.joined["generation"], 0, 1 << 22, 10_000, "g", "a")
