@@ -1311,8 +1311,8 @@ FAULTS: dict[int, tuple[str, ...]] = {
         "test_a_certificate_is_critical_on_its_last_day_and_behind_it",
         "test_5_a_certificate_ends",
     ),
-    356: ("test_an_alarm_is_raised_and_cleared",),
-    357: ("test_nodes_with_tls_answer_as_followers_and_as_leaders",),
+    354: ("test_an_alarm_is_raised_and_cleared",),
+    355: ("test_nodes_with_tls_answer_as_followers_and_as_leaders",),
     190: (
         "test_a_hook_that_lies_publishes_nothing",
         "test_hooks_publish_a_phantom_and_txmq_does_not",
