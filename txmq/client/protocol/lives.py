@@ -15,7 +15,7 @@ from txmq.errors import (
     UnknownTransaction,
 )
 from txmq.model import limits
-from txmq.model.causation import CORRELATION, MAX_INHERITED
+from txmq.model.causation import correlation_of
 from txmq.model.message import is_message_id
 
 PAGE = 100
@@ -136,8 +136,7 @@ def _by_id(known: dict[str, dict[str, Any]], found: list[dict[str, Any]]) -> dic
 
 
 def _correlation(message: Mapping[str, Any]) -> str:
-    found = str(message.get("headers", {}).get(CORRELATION, ""))
-    return found if 0 < len(found) <= MAX_INHERITED else str(message["message_id"])
+    return correlation_of(str(message["message_id"]), message.get("headers", {}))
 
 
 def _stored_last(message: Mapping[str, Any]) -> int:
