@@ -55,6 +55,17 @@ class Searched(NamedTuple):
 Told = Callable[[Searched], bool]  # of a search that goes on; False ends it
 
 
+def title_of(criteria: Mapping[str, str | tuple[str, str | None]]) -> str:
+    """Return the criteria of a search as a title."""
+    texts = {
+        name: value if isinstance(value, str) else "=".join(filter(None, value))
+        for name, value in criteria.items()
+    }
+    return ", ".join(
+        f"{'message' if name == 'id' else name} {text}" for name, text in texts.items()
+    )
+
+
 async def trace_steps(call: Calls, wanted: Mapping[str, Any], limit: int) -> Trace:
     """Return the lives of the messages that meet the criteria of `message.search`, and
     of those that follow from them. Raises LocalProtocolError for no criterion.
