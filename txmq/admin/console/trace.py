@@ -8,7 +8,7 @@ from txmq.admin.console.life import trace_of
 from txmq.admin.console.listing import content_criteria
 from txmq.admin.console.page import Page, PageRequest, View
 from txmq.client.protocol.life_events import name_of, sequence_of
-from txmq.client.protocol.lives import title_of
+from txmq.client.protocol.lives import search_title
 
 MAX_MESSAGES = 50
 NO_BREAK = "\u00a0"
@@ -32,7 +32,7 @@ async def trace(request: PageRequest) -> View:
         {**step._asdict(), "indent": step.indent.replace(" ", NO_BREAK), **places[step.name]}
         for step in sequence_of(found.trace.messages)
     ]
-    shown = {"traced": found.trace, "steps": steps, "about": title_of(named)}
+    shown = {"traced": found.trace, "steps": steps, "about": search_title(named)}
     return View("trace.html", {**shown, "reached": found.reached, "cut": found.cut})
 
 

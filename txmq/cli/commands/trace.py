@@ -28,7 +28,7 @@ from txmq.client.protocol.lives import (
     delivery_steps,
     followed_steps,
     life_steps,
-    title_of,
+    search_title,
 )
 from txmq.faces import run
 
@@ -78,7 +78,7 @@ def trace(  # noqa: PLR0913  # its options
         _add_inbox(session, dsn, found)
     events = events_of(found)
     if html is not None:
-        _write_page(html, title_of(named), found, events)
+        _write_page(html, search_title(named), found, events)
     rows: dict[str, Any] = {"events": [event._asdict() for event in events]}
     if session.out.as_json:
         session.out.show({"messages": found, "more": searched.more} | rows)

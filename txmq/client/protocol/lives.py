@@ -55,7 +55,7 @@ class Searched(NamedTuple):
 Told = Callable[[Searched], bool]  # of a search that goes on; False ends it
 
 
-def title_of(criteria: Mapping[str, str | tuple[str, str | None]]) -> str:
+def search_title(criteria: Mapping[str, str | tuple[str, str | None]]) -> str:
     """Return the criteria of a search as a title."""
     texts = {
         name: value if isinstance(value, str) else "=".join(filter(None, value))
