@@ -1283,6 +1283,7 @@ FAULTS: dict[int, tuple[str, ...]] = {
     344: (
         "test_a_node_that_joins_while_a_client_is_connected_is_known",
         "test_a_client_outlives_all_nodes_that_it_was_told_of_first",
+        "test_what_was_looked_at_is_read_again",
     ),
     345: ("test_a_node_does_not_answer_before_the_others_have_it",),
     346: ("test_nodes_join_and_leave_and_all_know",),
@@ -1310,6 +1311,8 @@ FAULTS: dict[int, tuple[str, ...]] = {
         "test_a_certificate_is_critical_on_its_last_day_and_behind_it",
         "test_5_a_certificate_ends",
     ),
+    354: ("test_an_alarm_is_raised_and_cleared",),
+    355: ("test_nodes_with_tls_answer_as_followers_and_as_leaders",),
     190: (
         "test_a_hook_that_lies_publishes_nothing",
         "test_hooks_publish_a_phantom_and_txmq_does_not",

@@ -28,7 +28,7 @@ from txmq.core.events.base import LogRestored
 from txmq.core.topics import restored_log
 from txmq.core.topics.topics import CreateTopic
 from txmq.crashpoints import VARIABLE
-from txmq.errors import BackupMismatch, RestoreUnfinished
+from txmq.errors import BackupMismatch, ReadOnly, RestoreUnfinished
 from txmq.store.filesystem import RealFileSystem
 from txmq.store.log.segment import read_log_id
 from txmq.store.tables import SIGN
@@ -278,6 +278,12 @@ def test_a_log_that_was_not_held_over_a_restart_ends_the_backup(data: Path) -> N
         source.keep_holding(0)
     source.close()
     assert [name for name, _args in client.calls] == [*["log.hold"] * 3, "log.release"]
+
+
+def test_a_backup_is_whole_though_a_broker_without_space_cannot_note_it() -> None:
+    client = ScriptedClient([ReadOnly("the broker's disk is full")])
+    RunningLog(RealFileSystem(), client).note_backup(NOW)
+    assert client.calls == [("log.backed_up", {"taken_at": NOW})]
 
 
 def test_a_broker_of_another_machine_is_not_backed_up(data: Path, tmp_path: Path) -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import socket
+import ssl
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from threading import Thread
@@ -19,9 +20,9 @@ import txmq.twisted
 from tests.certificates import Authority, locked_key
 from tests.client.aio.running import run
 from tests.client.real_consumers import closing_broker
-from txmq.client.protocol.address import parse_url
+from txmq.client.protocol.address import Address, parse_url
 from txmq.client.protocol.settings import ClientSettings
-from txmq.client.tls import tls_context
+from txmq.client.tls import not_trusted, tls_context
 from txmq.errors import BrokerUnavailable, ConfigError, LoginFailed
 from txmq.wire.calls.users import VerifierArgs
 from txmq.wire.scram import make_verifier
@@ -150,3 +151,34 @@ def test_a_file_of_tls_that_cannot_be_used_is_named(
     with pytest.raises(ConfigError) as raised:
         tls_context(settings)
     assert named.format(**places) in raised.value.message
+
+
+def _shake_hands(*ends: ssl.SSLObject) -> None:
+    for end in ends * 3:
+        with suppress(ssl.SSLWantReadError):
+            end.do_handshake()
+
+
+@pytest.mark.parametrize(
+    ("days", "host", "hint"),
+    [
+        (-1, "127.0.0.1", "renew it at the broker"),
+        (1, "127.0.0.2", "its host as the certificate does"),
+    ],
+)
+def test_an_expired_certificate_is_to_be_renewed(
+    tmp_path: Path, days: int, host: str, hint: str
+) -> None:
+    authority = Authority(tmp_path)
+    files = authority.sign("broker", days=days, host=host)
+    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    server.load_cert_chain(files.cert, files.key)
+    to_client, to_server = ssl.MemoryBIO(), ssl.MemoryBIO()
+    client = ssl.create_default_context(cafile=str(authority.ca))
+    ends = (
+        client.wrap_bio(to_client, to_server, server_hostname="127.0.0.1"),
+        server.wrap_bio(to_server, to_client, server_side=True),
+    )
+    with pytest.raises(ssl.SSLCertVerificationError) as refused:
+        _shake_hands(*ends)
+    assert hint in str(not_trusted(Address("127.0.0.1", 7650), refused.value))

@@ -127,6 +127,12 @@ def test_a_delay_is_never_negative_and_ends_with_the_retries(
     assert delay is None or delay >= 0
 
 
+def test_who_wants_no_retry_is_told_how() -> None:
+    with pytest.raises(ConfigError, match="for no retry add retries=0"):
+        RetryPolicy(())
+    assert RetryPolicy((1,), retries=0).delay(1) is None
+
+
 @pytest.mark.parametrize(
     ("fields", "field"),
     [

@@ -177,7 +177,7 @@ def test_1_all_at_once_become_dead_letters(operator: Operator) -> None:
         operator.group(unprocessed=200, letters=20, parked=180, unsettled=0)
         alarm = operator.alarm("group.letters")
         assert "group billing: 20, by error: ValueError" in alarm["text"]
-        assert "(20); keys that stand: 20, behind orders/0/" in alarm["text"]
+        assert "(20); keys that stand behind letters or retries: 20, as orders/0/" in alarm["text"]
         assert "txmq dlq stats billing" in alarm["action"]
         [kind] = operator.told("dlq", "stats", "billing")["fingerprints"]
         assert (kind["error_type"], kind["letters"]) == ("ValueError", 20)
@@ -402,7 +402,7 @@ def test_10_so_many_wait_behind_a_key_that_all_stand(operator: Operator) -> None
         assert "parked" in operator.shown("group", "show", "billing")
         operator.told("group", "alter", "billing", "--max-parked", "100")
         operator.group(unprocessed=6, letters=1, parked=5)
-        assert operator.alarms().keys() == {"group.letters", "fence.old"}
+        wait_until(lambda: operator.alarms().keys() == {"group.letters", "fence.old"})
         operator.told("dlq", "abandon", "billing", "orders/0/0", "--reason", "a test order")
         operator.group(unprocessed=0, letters=0, parked=0)
         operator.quiet()

@@ -133,6 +133,7 @@ class Assembly:
         self.alarms.cluster = nodes
         self.catalogues = CatalogueService(engine, settings.catalogue, clock)
         self.statistics = Statistics(engine, clock, self.retention, self.catalogues)
+        self.alarms.statistics = self.statistics
         self.turns = TurnWork(engine, clock)
         self.holds = LogHolds(clock.seconds)
         self.guard = Guard(engine, clock)

@@ -362,6 +362,7 @@ class BrokerService:
         if self._cluster is not None:
             await self._lead(self._cluster)
         main = await self._listen(self._assembly.sessions, self._assembly.guard)
+        self._assembly.alarms.certificates = self._certificates
         self._assembly.start(self._failed)
         self._scrub.start()
         self._maintain_tokens()  # and so identify the resolvers' databases
@@ -418,7 +419,6 @@ class BrokerService:
         )
 
         self._certificates = Certificates(tls, self._reactor)
-        self._assembly.alarms.certificates = self._certificates
         if tls.client_ca is not None:
             guard.certificate_name = lambda transport: certificate_name(transport, tls.user_from)
         return TlsFactory(self._certificates, sessions, self._reactor)

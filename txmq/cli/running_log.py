@@ -7,11 +7,12 @@ from its data directory.
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from uuid import UUID, uuid4
 
-from txmq.errors import BackupMismatch
+from txmq.errors import BackupMismatch, ReadOnly
 from txmq.store.backup import LogExtent
 from txmq.store.log.segment import read_log_id
 from txmq.store.snapshot import snapshot_positions
@@ -73,8 +74,11 @@ class RunningLog:
         return self._fs.open(f"{self._directory}/{name}")
 
     def note_backup(self, taken_at: int) -> None:
-        """Tell the broker that a backup has the log as it was then."""
-        self._client.call("log.backed_up", taken_at=taken_at)
+        """Tell the broker that a backup has the log as it was then. One whose disk is
+        full cannot note it, and the backup is whole all the same.
+        """
+        with suppress(ReadOnly):
+            self._client.call("log.backed_up", taken_at=taken_at)
 
     def close(self) -> None:
         """End the hold."""

@@ -9,6 +9,8 @@ from pathlib import Path
 from txmq.client.protocol.address import Address, TlsSettings
 from txmq.errors import ConfigError
 
+OUT_OF_TIME = (9, 10)  # of OpenSSL's codes: not valid yet, expired
+
 
 def tls_context(settings: TlsSettings) -> ssl.SSLContext:
     """Return the context of a client, anew once its files have changed. Raises
@@ -70,8 +72,11 @@ def unusable(file: str, error: Exception) -> ConfigError:
 
 def not_trusted(address: Address, error: ssl.SSLCertVerificationError) -> ConfigError:
     """Return the error for a broker whose certificate is not the right one."""
+    hint = "name its authority with ?ca=FILE, and its host as the certificate does"
+    if error.verify_code in OUT_OF_TIME:
+        hint = "renew it at the broker, or set the clock of this machine right"
     return ConfigError(
         "url",
         f"the certificate of {address} is not trusted: {error.verify_message}",
-        hint="name its authority with ?ca=FILE, and its host as the certificate does",
+        hint=hint,
     )

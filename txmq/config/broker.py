@@ -288,6 +288,8 @@ class AlarmSettings(StrictModel):
     resolver_s: float = Field(default=30.0, gt=0)  # a database could not be asked for longer
     # a key of an ordered group has been fenced for longer
     fence_s: float = Field(default=600.0, gt=0)
+    # a group has had messages and no member for longer
+    no_member_s: float = Field(default=300.0, gt=0)
     # a consumer's local store has messages, and has had no owner for longer
     store_owner_s: float = Field(default=300.0, gt=0)
     # a message has been failing in a consumer's local store for longer

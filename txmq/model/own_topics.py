@@ -1,5 +1,5 @@
 """The broker's own topics: their names begin with `_txmq.`, and nobody else makes,
-changes or writes them. Everybody may read them.
+changes or writes them. Where there are users, auditors read them.
 """
 
 from __future__ import annotations

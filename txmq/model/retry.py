@@ -50,8 +50,9 @@ class RetryPolicy:
 
     The last delay repeats. `retries` is the number of redeliveries, by default one for
     each delay; after that the message is exhausted. So a message has `retries` + 1
-    attempts. `jitter` spreads each delay by up to that fraction to either side, so that
-    messages that failed together do not return together.
+    attempts, and with `retries=0` one. `jitter` spreads each delay by up to that
+    fraction to either side, so that messages that failed together do not return
+    together.
 
     `dead` and `postpone` name classes of errors, or their bases: "ValueError",
     "billing.errors.CardRefused", or all of a module as "billing.errors.*". An error in
@@ -77,7 +78,8 @@ class RetryPolicy:
         listed = isinstance(delays, Iterable) and not isinstance(delays, str)
         _require("delays", listed, "give a list of delays, in seconds or as timedeltas")
         table = tuple(timedelta(microseconds=_micros("delays", delay)) for delay in delays)
-        _require("delays", 0 < len(table) <= MAX_STEPS, f"give 1 to {MAX_STEPS} delays")
+        valid = 0 < len(table) <= MAX_STEPS
+        _require("delays", valid, f"give 1 to {MAX_STEPS} delays; for no retry add retries=0")
         number = len(table) if retries is None else retries
         _require(
             "retries",

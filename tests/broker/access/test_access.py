@@ -232,6 +232,31 @@ def test_bodies_are_searched_only_by_those_who_may_read_them(
     assert not isinstance(refusal_of(answer) if answer.status else None, errors.AccessDenied)
 
 
+def test_a_saved_selection_tells_of_bodies_only_those_who_may_read_them() -> None:
+    broker = BrokerWithUsers()
+    root, ops = broker.log_in("root"), broker.log_in("ops")
+    select = {"states": ["open", "abandoned"], "body": "$.card=4111"}
+    root.call("dlq.save", name="cards", select=select, operator="root", reason="")
+    asked = encode_call("dlq.list", {"group": "g", "saved": "cards"})
+    assert isinstance(refusal_of(ops.ask(Opcode.CALL, asked)), errors.AccessDenied)
+    root.call("dlq.save", name="cards", select={"key": "k"}, operator="root", reason="")
+    assert isinstance(refusal_of(ops.ask(Opcode.CALL, asked)), errors.UnknownGroup)
+
+
+def test_who_may_read_all_topics_finds_no_act_of_an_operator() -> None:
+    broker = BrokerWithUsers()
+    broker.grant("billing", "operator", "cluster")
+    ops = broker.log_in("ops")
+    ops.call("topic.create", name="t", partitions=1)
+    ops.call("topic.alter", name="t", writable=False, reason="a secret")
+    reader = broker.log_in("billing")
+    asked = encode_call("message.find", {"topic": "_txmq.audit"})
+    assert isinstance(refusal_of(reader.ask(Opcode.CALL, asked)), errors.AccessDenied)
+    for wanted in ({"body": "secret"}, {"key": "topic:t"}):
+        found: Any = reader.call("message.search", **wanted)
+        assert (found["messages"], found["topics"]) == ([], 1)
+
+
 def test_denials_are_counted_and_audited_once_a_minute() -> None:
     broker = BrokerWithUsers()
     nobody = broker.log_in("nobody")

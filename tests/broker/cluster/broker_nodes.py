@@ -43,11 +43,12 @@ class BrokerNode:
         topic: str = "shared",
         more: str = "",
         options: Sequence[str] = (),
+        ca: Path | None = None,
     ) -> None:
         """`program` is the module that runs a broker, `more` are further settings, and
-        `options` those of its command.
+        `options` those of its command. `ca` has signed its certificate, None = no TLS.
         """
-        self._options = options
+        self._options, self._ca = options, ca
         self._program = program
         self.name, self.port = name, free_port()
         self.config, self._errors = directory / f"{name}.toml", directory / f"{name}.log"
@@ -73,6 +74,13 @@ class BrokerNode:
         return f"127.0.0.1:{self.port}"
 
     @property
+    def url(self) -> str:
+        """The URL that names this node alone."""
+        if self._ca is None:
+            return f"txmq://{self.address}"
+        return f"txmqs://{self.address}/?ca={self._ca}"
+
+    @property
     def leads(self) -> bool:
         """Return whether the node says so itself."""
         view = self.view()
@@ -81,7 +89,7 @@ class BrokerNode:
 
     def view(self) -> txmq.ClusterView | None:
         """Return the nodes that it knows, None while it does not answer."""
-        with txmq.connect(f"txmq://{self.address}", timeout=1) as client, suppress(TxmqError):
+        with txmq.connect(self.url, timeout=1) as client, suppress(TxmqError):
             return client.describe_cluster()
         return None
 

@@ -13,6 +13,7 @@ from uuid import UUID
 
 import pytest
 from twisted.internet.defer import Deferred
+from twisted.internet.error import ReactorNotRunning
 from twisted.internet.task import Clock
 
 from tests.broker.cluster.mock_cluster import TOPIC, MockCluster
@@ -43,6 +44,13 @@ class Reactor(Clock):
         super().__init__()
         self._calls: SimpleQueue[tuple[Callable[..., object], tuple[object, ...]]] = SimpleQueue()
         self._began = time.monotonic()
+        self.has_stopped = False
+
+    def stop(self) -> None:
+        """Stop once, as Twisted's does."""
+        if self.has_stopped:
+            raise ReactorNotRunning
+        self.has_stopped = True
 
     def callFromThread(self, callable: Callable[..., object], *args: object) -> None:  # noqa: A002, N802
         self._calls.put((callable, args))
@@ -190,3 +198,17 @@ def test_a_node_that_ends_without_a_word_is_silent_then(
     partition.close()
     second.member._node = None
     world.all_know({"n1": "leader", "n2": "silent"})
+
+
+def test_a_leader_that_is_told_twice_steps_down_once(world: World) -> None:
+    node = world.add("n1")
+    for _ in range(2):
+        node.member.step_down()
+    assert node.member.hands_over
+    assert world.reactor.has_stopped
+
+
+def test_a_leader_that_ends_steps_down_for_nobody(world: World) -> None:
+    node = world.add("n1")
+    world.reactor.stop()
+    node.member.step_down()

@@ -13,6 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import txmq
 from tests.broker.cluster.test_replaced_nodes import Nodes
+from tests.certificates import Authority
 from txmq.testing.ports import free_port
 from txmq.testing.wait import PATIENCE_S, wait_until
 
@@ -70,3 +71,16 @@ def test_a_leader_steps_down_and_follows_in_the_same_process(
     wait_until(lambda: metrics(port)["txmq_cluster_leader"] == 1, what="its metrics say so")
     assert "txmq_topics" in metrics(port)
     assert fetch(port, "/")[0] == 200
+
+
+def test_nodes_with_tls_answer_as_followers_and_as_leaders(tmp_path: Path) -> None:
+    nodes = Nodes(tmp_path, Authority(tmp_path))
+    try:
+        nodes.add(2)
+        leader, follower = sorted(nodes.there, key=lambda node: not node.leads)
+        with txmq.connect(follower.url, timeout=PATIENCE_S) as client:
+            client.send("orders", b"1", key="k")
+            leader.kill()
+            assert client.send("orders", b"2", key="k").offset == 1
+    finally:
+        nodes.kill()

@@ -11,6 +11,7 @@ import pytest
 import txmq
 from tests.broker.cluster.broker_nodes import BrokerNode
 from tests.broker.cluster.mock_cluster import TOPIC, MockCluster
+from tests.certificates import Authority
 from txmq.broker.cluster.kafka_genesis import begin_log
 from txmq.store.log.segment import HEADER_SIZE
 from txmq.store.shared.records import Genesis
@@ -18,10 +19,14 @@ from txmq.testing.wait import PATIENCE_S, wait_until
 
 
 class Nodes:
-    """Brokers over one mock of Kafka."""
+    """Brokers over one mock of Kafka. They have TLS where an authority is given."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, authority: Authority | None = None) -> None:
         self._directory, self._kafka = directory, MockCluster()
+        self._ca, self._settings = None, ""
+        if authority is not None:
+            self._ca, files = authority.ca, authority.sign("node")
+            self._settings = f'[tls]\ncert = "{files.cert}"\nkey = "{files.key}"'
         begin_log(self._kafka.address, TOPIC, Genesis(uuid4(), 0, HEADER_SIZE, 1_000))
         self.there: list[BrokerNode] = []
         self._made = 0
@@ -31,7 +36,9 @@ class Nodes:
         for _ in range(count):
             servers, name = self._kafka.address.servers, f"n{self._made}"
             program = "tests.broker.cluster.mock_node"
-            node = BrokerNode(self._directory, name, servers, program, TOPIC, options=options)
+            node = BrokerNode(
+                self._directory, name, servers, program, TOPIC, self._settings, options, self._ca
+            )
             self.there.append(node)
             self._made += 1
         self.all_know()

@@ -26,6 +26,7 @@ SETTINGS = SettingsFile.model_validate(
             "fence_s": 300.0,
             "store_s": 200.0,
             "store_owner_s": 60.0,
+            "no_member_s": 120.0,
         },
     }
 )

@@ -246,7 +246,7 @@ def dead_letters(desk: AlarmBroker) -> Iterator[str]:
     handler.fail(dead=True, error={"type": "KeyError", "fingerprint": "f1"})
     yield (
         "open dead letters of group billing: 1, by error: KeyError f1 (1); "
-        "keys that stand: 1, behind t/0/0"
+        "keys that stand behind letters or retries: 1, as t/0/0"
     )
     handler.abandon()
 
@@ -296,6 +296,21 @@ def lost_store(desk: AlarmBroker) -> Iterator[str]:
         f"local stores of group billing without an owner: 1, with 1 messages, as {STORE} for 0:01:"
     )
     desk.broker.ask("recover.adopt", group="billing", store=STORE)
+
+
+def no_member(desk: AlarmBroker) -> Iterator[str]:
+    handler = Handler(desk)
+    handler.fail(dead=True)  # a dead letter waits for no member
+    handler.leave()
+    desk.broker.pass_time(6)
+    desk.broker.pass_time(200)
+    handler.publish()
+    desk.broker.pass_time(6)  # to the next sample
+    desk.broker.pass_time(119)
+    yield ""
+    desk.broker.pass_time(2)
+    yield "group billing has had no member for 0:02:0"
+    Handler(desk)
 
 
 def _used(desk: AlarmBroker) -> int:
@@ -562,5 +577,6 @@ STORIES = {
     "plan.waiting": waiting_plan,
     "store.old": old_store,
     "store.no_owner": lost_store,
+    "group.no_member": no_member,
     "token.cleanup_stuck": cleanup,
 }

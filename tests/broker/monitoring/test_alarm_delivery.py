@@ -223,7 +223,7 @@ def test_letters_reach_a_receiver_and_so_does_their_end() -> None:
     [(at, notice)] = told
     assert at - began <= 1
     [alarm] = notice.raised
-    assert "KeyError f1 (1); keys that stand: 1, behind t/0/0" in alarm.text
+    assert "KeyError f1 (1); keys that stand behind letters or retries: 1, as t/0/0" in alarm.text
     handler.abandon()
     desk.broker.pass_time(11)
     assert [(notice.raised, len(notice.resolved)) for _at, notice in told[1:]] == [((), 1)]

@@ -188,3 +188,19 @@ def test_a_clock_that_is_set_back_begins_new_series() -> None:
     statistics._sample_series(number_at(broker.now()) - 60)
     [point] = statistics.series(["letters"], "hour")["series"]["letters"]
     assert point == 0.0
+
+
+def test_a_restart_behind_a_clock_that_was_set_back_keeps_what_has_a_time() -> None:
+    broker = BrokerInMemory()
+    broker.start()
+    now = number_at(broker.now())
+    for step, letters in ((now // POINTS - 1, 7), (now // POINTS + 1_000, 8)):
+        broker.do(NoteSeries(step, (("letters", (letters,)),)))
+    again = Statistics(
+        broker.engine, broker.clock, broker.assembly.retention, broker.assembly.catalogues
+    )
+    again.start()
+    again._sample_series(now + 1)
+    kept = again.series(["letters"], "hour")["series"]["letters"]
+    assert kept[0] == 7.0
+    assert 8.0 not in kept

@@ -10,13 +10,19 @@ import pytest
 from tests.broker.calls.test_letter_calls import Office
 from tests.broker.search.test_search import found, places, send
 from tests.broker.support import BrokerInMemory, Client
-from txmq.broker.search import everywhere
+from txmq.batch import encode, verify
+from txmq.batch.header import Codec
+from txmq.broker.calls import letters
+from txmq.broker.calls.letters import SelectedLetters
+from txmq.broker.search import everywhere, search
 from txmq.client.protocol.calls import calls_by
-from txmq.client.protocol.lives import Searched, Trace, search_steps, trace_steps
+from txmq.client.protocol.lives import Searched, Trace, followed_steps, search_steps, trace_steps
 from txmq.core.events.outcome import Rejected
+from txmq.core.topics.sends import StoreBatch
 from txmq.errors import BadRequest, LocalProtocolError, RemoteProtocolError
 from txmq.faces import run
 from txmq.model.message import Message, message_id
+from txmq.wire.calls.letters import SelectionArgs
 from txmq.wire.data_requests import Fetch, Opcode, pack_fetch
 
 
@@ -152,6 +158,100 @@ def test_a_trace_follows_an_order_through_other_keys(
     assert asked["message_id"] in [one["message_id"] for one in less.messages]
 
 
+def test_causes_that_are_nowhere_are_looked_for_within_the_bounds_of_a_search(
+    broker: BrokerInMemory, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as those of another broker, or what a sender has made up."""
+    monkeypatch.setattr(everywhere, "STEPS", 1)
+    client.call("topic.create", name="other", partitions=2)
+    made_up = [message_id(bytes([n]) * 16, 0) for n in range(50, 60)]
+    send(client, *[Message(b"x", f"k{n}", None, {"correlation": made_up[n]}) for n in range(10)])
+    found = run(search_steps(calls_by(broker.ask), {"body": "x"}, 100))
+    asked: list[Searched] = []
+
+    def told(searched: Searched) -> bool:
+        asked.append(searched)
+        return False
+
+    traced = run(followed_steps(calls_by(broker.ask), found, 100, told=told))
+    assert len(asked) == 2, "one cause, and what has a correlation in common"
+    assert traced.more
+    assert len(traced.messages) == 10
+
+
 def test_a_trace_of_nothing_is_refused(broker: BrokerInMemory) -> None:
     with pytest.raises(LocalProtocolError):
         run(trace_steps(calls_by(broker.ask), {"key": None}, 10))
+
+
+def test_bodies_that_are_far_larger_than_their_batches_are_judged_in_many_steps(
+    broker: BrokerInMemory, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each MiB of such JSON stands in 1 KiB of the log, and takes 0.2 s."""
+    judged: list[int] = []  # bytes, in each step
+    monkeypatch.setattr(search, "JUDGED_BYTES", 3_000)
+    large = [Message(b"[" * 1_000, f"k{n}") for n in range(10)]
+    send(client, *large, order(17))
+    send(client, *large, producer=2)
+
+    def noted(view: Any, row: int, _content: Any) -> bool:
+        judged[-1] += len(view.bodies[row])
+        return bool(view.keys[row] == "key-17")
+
+    real = search.Search.page
+
+    def page(self: search.Search, partitions: range, offset: int) -> search.SearchPage:
+        judged.append(0)
+        return real(self, partitions, offset)
+
+    monkeypatch.setattr(search, "has_content", noted)
+    monkeypatch.setattr(search.Search, "page", page)
+    assert places(found(broker, body="$.order.id=17")) == [(0, 10)]
+    assert sum(judged) >= 20_000
+    assert max(judged) <= 4_000
+
+
+def test_pages_of_what_is_in_no_topic_are_bounded(
+    broker: BrokerInMemory, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for n in range(3):
+        send(client, Message(b"x" * 1_000, f"k{n}")._replace(delay=3_600), producer=n + 2)
+    broker.half(1, *[Message(b"x" * 1_000, f"k{n}") for n in range(3)])
+    send(client, Message(b"x"))
+    keys: list[str | None] = []
+    sizes: list[int] = []
+    after: Any = None
+    monkeypatch.setattr(everywhere, "REPLY_BYTES", 2_000)
+    while after is not None or not sizes:
+        page = broker.ask("message.search", body="x", bodies=True, limit=4, after=after)
+        keys += [one["key"] for one in page["messages"]]
+        sizes.append(len(page["messages"]))
+        after = page["next"]
+        assert page["at"] in (None, "t")
+    assert sorted(keys, key=str) == [None, "k0", "k0", "k1", "k1", "k2", "k2"]
+    assert max(sizes) == 2
+
+
+def test_bodies_of_letters_are_judged_in_many_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(letters, "READ_PER_STEP", 3_000)
+    office = Office(0)
+    batch = encode(
+        [Message(b"[" * 1_000, f"k{n}") for n in range(10)],
+        producer_id=b"p" * 16, epoch=0, sequence=0, born_at=1, codec=Codec.ZSTD,
+    )  # fmt: skip
+    office.broker.do(StoreBatch("t", 0, 0, batch, verify(batch)))
+    wanted = Fetch(office.joined["generation"], 0, 1 << 22, 10_000, "g", "a")
+    office.client.ask(Opcode.FETCH, pack_fetch(wanted))
+    for offset in range(10):
+        office.nack(offset, {"type": "A", "text": "x", "bases": [], "fingerprint": "f"})
+    selected = SelectedLetters(
+        letters.DeadLetterCalls(office.broker.engine, office.broker.assembly.turns),
+        office.broker.engine.state.groups.by_name["g"],
+        SelectionArgs(body="$.a=1"),
+        None,
+    )
+    steps = 0
+    while not selected.scan.ended:
+        assert not list(selected.shown(bodies=False))
+        steps += 1
+    assert steps >= 4

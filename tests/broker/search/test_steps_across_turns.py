@@ -70,4 +70,4 @@ def test_delayed_messages_fall_due_while_they_are_searched(broker: BrokerInMemor
     for at in range(200):
         rows.put(t.DELAYED_KEY.pack(at, at), tuple(DelayedMessage(1, 0, 9, 0, None, b"p", at)))
     search = SearchEverywhere(broker.engine, None, SearchQuery("k", limit=9), None)  # type: ignore[arg-type]  # not used
-    assert run_and_lose(broker, t.DELAYED, search._unpublished(), 150) is None
+    assert run_and_lose(broker, t.DELAYED, search._unpublished(0), 150) is None

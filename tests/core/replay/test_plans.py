@@ -313,6 +313,12 @@ def test_the_first_failure_of_a_canary_stops_a_plan_before_its_letters_are_dead(
     assert world.outcomes("p") == {"delivered": 1, "processed": 3}
 
 
+def test_who_resumes_a_plan_that_was_not_begun_is_told_to_start_it(world: PlansWorld) -> None:
+    world.create("p", *world.letters(0, 5), settings=AT_ONCE._replace(start=False))
+    refused = world.do(orders.ResumePlan("p"))
+    assert (refused.error, refused.hint) == (Conflict, "begin it: txmq plan start p")
+
+
 def test_an_open_circuit_breaker_pauses_a_plan(world: PlansWorld) -> None:
     world.create("p", *world.letters(*range(30)), settings=AT_ONCE._replace(in_flight=20))
     world.run_plan("p")

@@ -126,8 +126,7 @@ class Rights:
                 self.require(needs)
             elif not all(map(self.allows, needs)):
                 changes["bodies"] = False
-        if args.judges_bodies:
-            self.require(judging(name)(state, args))
+        self.require(judging(state, name, args))
         return args.model_copy(update=changes) if changes else args
 
 

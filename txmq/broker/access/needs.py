@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
+from txmq.core.consumers import letter_notes
 from txmq.core.topics import delayed
 from txmq.core.transactions.jobs import undecided_bundles
 from txmq.core.transactions.model import get
@@ -17,6 +18,7 @@ from txmq.model.actions import RELAY
 from txmq.model.decider import ByJob
 from txmq.model.own_topics import is_own
 from txmq.wire.bundle import unpack_part
+from txmq.wire.calls.letters import SelectArgs, SelectionArgs
 from txmq.wire.data_requests import (
     Opcode,
     unpack_ack,
@@ -29,6 +31,7 @@ from txmq.wire.data_requests import (
 
 if TYPE_CHECKING:
     from txmq.core.state.state import State
+    from txmq.wire.calls.arguments import Args
 
 Needs = Iterable[Need]
 RequestNeeds = Callable[["State", bytes], Needs]
@@ -376,6 +379,15 @@ BODIES: dict[str, CallNeeds] = {
 JUDGES: dict[str, CallNeeds] = {**BODIES, "dlq.save": _always(Need("read", "group", ANY))}
 
 
-def judging(name: str) -> CallNeeds:
+def judging(state: State, name: str, args: Args) -> Needs:
     """Return what a call needs besides, where its outcome tells of bodies."""
-    return JUDGES.get(name, _of_group("read"))
+    if not args.judges_bodies and not _saved_judges_bodies(state, args):
+        return ()
+    return JUDGES.get(name, _of_group("read"))(state, args)
+
+
+def _saved_judges_bodies(state: State, args: Args) -> bool:
+    """Return whether the selection does that which the arguments name."""
+    saved = args.saved if isinstance(args, SelectArgs) else None
+    note = None if saved is None else letter_notes.selection_of(state, saved)
+    return note is not None and SelectionArgs.model_validate_json(note.text).body is not None

@@ -116,8 +116,7 @@ class CallDispatcher:
         needs = list(CALLS[name](self._state(), checked))
         if "bodies" in args:
             needs += BODIES[name](self._state(), checked)
-        if checked.judges_bodies:
-            needs += judging(name)(self._state(), checked)
+        needs += judging(self._state(), name, checked)
         return rights.missing(needs)
 
     def lacks(self, name: str, args: dict[str, object], rights: Rights) -> Need | None:

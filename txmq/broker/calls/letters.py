@@ -146,7 +146,13 @@ class SelectedLetters:
             return False
         if self._content is None:
             return True
-        return self._content.is_in(fields["headers"], lambda: b64decode(fields["body"]))
+        return self._content.is_in(fields["headers"], lambda: self._body(fields))
+
+    def _body(self, fields: dict[str, Any]) -> bytes:
+        """Return the body, which counts as read: it may have been compressed."""
+        body = b64decode(fields["body"])
+        self._read += len(body)
+        return body
 
     @property
     def exhausted(self) -> bool:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import secrets
 import time
+from contextlib import suppress
 from math import inf
 from random import Random
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import structlog
 from twisted.internet.defer import Deferred
+from twisted.internet.error import ReactorNotRunning
 from twisted.internet.task import LoopingCall, deferLater
 from twisted.python.failure import Failure
 
@@ -216,7 +218,8 @@ class Membership:
     def step_down(self) -> None:
         """Drain, let another node lead, and follow in a new image of this process."""
         self.hands_over = True
-        self._reactor.stop()
+        with suppress(ReactorNotRunning):  # it ends already
+            self._reactor.stop()
 
     def numbers(self) -> NodeNumbers:
         """Return what operators see of this node."""

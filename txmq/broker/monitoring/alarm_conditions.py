@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from txmq.broker.checkback.resolvers import ResolverStatus
     from txmq.broker.engine.disk_space import Disk
     from txmq.broker.engine.faults import Faults
+    from txmq.broker.monitoring.statistics import Unattended
     from txmq.broker.reactor.tls import CertificateEnd
     from txmq.config.broker import AlarmSettings as Limits
     from txmq.core.state.plans import Plan
@@ -65,6 +66,7 @@ class Conditions(NamedTuple):
     behind_s: float  # that sends have been waiting for the disk
     filters: Mapping[str, Mapping[str, str]]  # of members, by group
     undelivered: Mapping[str, str]  # why receivers of alarms do not get them, by name
+    unattended: Mapping[int, Unattended]  # groups without a member
     nodes: Sequence[NodeView]  # of the cluster; a broker alone has none
     certificates: Sequence[CertificateEnd]
 

@@ -206,6 +206,13 @@ ALARM_RULES = (
         "GROUP",
     ),
     AlarmRule(
+        "group.no_member",
+        "critical",
+        each_group(group_conditions.no_member),
+        "start its consumers; if they shall not run: txmq group pause GROUP; if nobody needs the "
+        "group: txmq group delete GROUP",
+    ),
+    AlarmRule(
         "store.no_owner",
         "critical",
         each_group(group_conditions.lost_store),
@@ -242,7 +249,8 @@ ALARM_RULES = (
         "fence.old",
         "warning",
         each_group(group_conditions.old_fence),
-        "txmq group show GROUP names the keys; mend, then replay or abandon their letters",
+        "txmq group show GROUP names the keys; mend, then replay or abandon their letters; what "
+        "is still retried: txmq retry now GROUP, or skip it",
     ),
     AlarmRule(
         "cluster.no_follower",

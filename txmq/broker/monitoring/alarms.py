@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from txmq.broker.delivery.member_sessions import MemberSessions
     from txmq.broker.engine.engine import Engine
     from txmq.broker.monitoring.cluster_node import ClusterNode
+    from txmq.broker.monitoring.statistics import Statistics
     from txmq.broker.reactor.held_sends import HeldSends
     from txmq.broker.reactor.tls import Certificates
     from txmq.config.broker import AlarmSettings as Limits
@@ -139,6 +140,7 @@ class AlarmService:
     ) -> None:
         self._clock, self._sends, self._members = clock, sends, members
         self.cluster: ClusterNode | None = None  # None for a broker alone
+        self.statistics: Statistics | None = None  # they tell groups without a member
         self._engine, self._limits, self._resolvers = engine, settings.alarms, resolvers
         self._listeners, self._retention = listeners, retention
         # by rule, and by what they are about where that is told apart
@@ -196,6 +198,7 @@ class AlarmService:
             self._sends.waiting_s,
             self._members.filters(),
             self.delivery.undelivered(),
+            {} if self.statistics is None else self.statistics.unattended,
             () if self.cluster is None else self.cluster.view().nodes,
             () if self.certificates is None else self.certificates.ends(),
         )

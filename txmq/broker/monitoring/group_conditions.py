@@ -56,7 +56,8 @@ def letters(seen: Conditions, group: ConsumerGroup) -> str:
     )
     text = f"open dead letters of group {group.name}: {group.letters}, by error: {kinds}"
     keys = sum(map(len, group.fences.values()))
-    return f"{text}; keys that stand: {keys}{_heads(seen, group)}" if keys else text
+    stand = f"keys that stand behind letters or retries: {keys}{_heads(seen, group)}"
+    return f"{text}; {stand}" if keys else text
 
 
 def _heads(seen: Conditions, group: ConsumerGroup) -> str:
@@ -67,7 +68,7 @@ def _heads(seen: Conditions, group: ConsumerGroup) -> str:
         if fence.state is FenceState.DEAD
     )
     places = ", ".join(islice(dead, MAX_KEYS))
-    return f", behind {places}" if places else ""
+    return f", as {places}" if places else ""
 
 
 def old_fence(seen: Conditions, group: ConsumerGroup) -> str:
@@ -94,6 +95,18 @@ def guarded(seen: Conditions, group: ConsumerGroup) -> str:
         f"; {lost} messages cannot be probes, in stores without an owner: see store.no_owner"
         if lost
         else ""
+    )
+
+
+def no_member(seen: Conditions, group: ConsumerGroup) -> str:
+    found = seen.unattended.get(group.group_id)
+    if found is None or group.members or group.paused:
+        return ""
+    if not seen.older_than(found.since, seen.limits.no_member_s):
+        return ""
+    return (
+        f"group {group.name} has had no member for {seen.age(found.since)}, and messages that "
+        f"wait for one: {found.messages}"
     )
 
 

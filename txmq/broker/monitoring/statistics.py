@@ -10,11 +10,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from heapq import nlargest
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from txmq.broker.monitoring.series import STEPS_S, SeriesStore, Span
 from txmq.core.consumers import group_views, progress
-from txmq.core.series import NoteSeries, number_at, stored
+from txmq.core.series import POINTS, NoteSeries, number_at, stored
 from txmq.core.state.state import Topic
 from txmq.core.transactions.indexes import ListKind
 from txmq.model.own_topics import is_own
@@ -58,6 +58,13 @@ class Rate:
             self.at, self.count, self.per_s = at, seen, (round(first, 1), round(second, 1))
 
 
+class Unattended(NamedTuple):
+    """The messages of a group that has had no member since a time."""
+
+    since: int
+    messages: int
+
+
 class Statistics:
     """Samples the rates. All methods belong to the reactor's thread."""
 
@@ -74,6 +81,7 @@ class Statistics:
         self._groups: dict[int, Rate] = {}
         self._log = Rate(clock.seconds(), (engine.store.end, engine.store.latencies.count))
         self._unprocessed: dict[int, int] = {}  # by group, at its last sample
+        self.unattended: dict[int, Unattended] = {}  # groups with messages and no member
         self._store, self._sampled = SeriesStore(), 0
         self._counted: tuple[float, dict[str, int]] = (0.0, {})
         self._flushed = (0, 0)  # number and microseconds, at the last sample of the series
@@ -81,9 +89,12 @@ class Statistics:
         self._next = clock.seconds()
 
     def start(self) -> None:
-        """Go on with the series that the log has."""
-        self._store = SeriesStore(stored=stored(self._engine.state))
-        self._sampled = number_at(self._engine.now())
+        """Go on with the series that the log has. Of the time from which the clock was
+        set back, there is nothing any more.
+        """
+        now = self._sampled = number_at(self._engine.now())
+        found = stored(self._engine.state)
+        self._store = SeriesStore(stored=(one for one in found if one.step <= now // POINTS))
 
     def stop(self) -> None:
         """Keep the step that is not over."""
@@ -119,6 +130,8 @@ class Statistics:
             self._groups = {key: rate for key, rate in self._groups.items() if key in groups}
             left = self._unprocessed.items()
             self._unprocessed = {key: number for key, number in left if key in groups}
+            alone = self.unattended.items()
+            self.unattended = {key: since for key, since in alone if key in groups}
         if len(self._topics) > len(state.topics):  # deleted ones stay in the state, by their ids
             live = {topic.topic_id for topic in state.topics.values()}
             self._topics = {key: rate for key, rate in self._topics.items() if key in live}
@@ -130,6 +143,14 @@ class Statistics:
         else:
             self._update(self._groups, one.group_id, (one.processed.total(), 0))
             self._unprocessed[one.group_id] = progress.unprocessed(self._engine.state, one)
+            self._note_unattended(one)
+
+    def _note_unattended(self, group: ConsumerGroup) -> None:
+        before = self.unattended.pop(group.group_id, None)
+        messages = 0 if group.members else progress.deliverable(self._engine.state, group)
+        if messages:
+            since = self._engine.now() if before is None else before.since
+            self.unattended[group.group_id] = Unattended(since, messages)
 
     def _update(self, rates: dict[int, Rate], key: int, seen: tuple[int, int]) -> None:
         rate, now = rates.get(key), self._clock.seconds()

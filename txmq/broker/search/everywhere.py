@@ -21,6 +21,8 @@ from txmq.core.transactions.indexes import undecided_tokens
 from txmq.core.transactions.model import every_batch, get
 from txmq.errors import CorruptRecord
 from txmq.model.keys import key_hash
+from txmq.model.limits import BATCH_ROWS
+from txmq.model.own_topics import is_own
 from txmq.model.topic_partition import TopicPartition
 from txmq.model.units import MILLISECOND
 from txmq.store import tables as t
@@ -34,7 +36,6 @@ if TYPE_CHECKING:
     from txmq.core.state.failed_rows import FailedMessage
     from txmq.core.state.state import State, Topic
     from txmq.core.steps import Steps
-    from txmq.core.topics.delayed import ScheduledMessage
 
 PARTITIONS_PER_STEP = 64
 STEP_BATCHES, STEP_BYTES = 64, 64 << 10  # scanned without a catalogue
@@ -43,11 +44,16 @@ REPLY_BYTES = 1 << 20
 MAX_DELAYED = 10_000  # rows of delayed messages that are looked through for a key
 MAX_HOLDERS = 100  # undecided transactions, of one key in one partition where there is one
 MAX_LETTERS = 1_000  # of which only their rows are left
-STEP_READS = 8  # messages that a step reads one by one
 BATCHES_OF_TRANSACTION = 1_000
 
-Place = tuple[int, int, int]  # topic id, partition, offset
-FIRST: Place = (0, 0, 0)
+# Topic id, partition, offset. What is in no topic comes first: instead of offsets it
+# has numbers of batches times BATCH_ROWS, and of rows in these.
+Place = tuple[int, int, int]
+IN_NO_TOPIC = 0
+FIRST: Place = (IN_NO_TOPIC, 0, 0)
+
+# position and length of a batch, the one row of it or None for all, and fields
+_Apart = tuple[int, int, int | None, dict[str, Any]]
 
 
 class SearchEverywhere:
@@ -80,18 +86,24 @@ class SearchEverywhere:
         """Return the reply, in steps."""
         following: Place | None = None
         if self._start is not None or not self._find_one():
-            if self._start is None:
-                yield from self._unpublished()
-            following = yield from self._topics(self._start or FIRST)
-        ids = self._state.topics_by_id
+            start = self._start or FIRST
+            if start[0] == IN_NO_TOPIC:
+                following = yield from self._unpublished(start[2])
+            if following is None:
+                following = yield from self._topics(start)
         return {
             "messages": self._found,
             "damaged": self._damaged,
             "next": None if following is None else list(following),
-            "at": None if following is None else ids[following[0]].name,
-            "topics": len(self._state.topics),
+            "at": None if following is None else self._topic_at(following),
+            "topics": len(self._topic_ids()),
             "read": self._read,
         }
+
+    def _topic_at(self, place: Place) -> str:
+        """Return the name of the topic of a place; of one in no topic, the first's."""
+        topic = self._state.topics_by_id.get(place[0] or min(self._topic_ids(), default=0))
+        return "" if topic is None else topic.name
 
     def _add(self, message: dict[str, Any]) -> None:
         self._found.append(message)
@@ -126,19 +138,22 @@ class SearchEverywhere:
                 if self._steps <= 0 or self._full or (self._steps < STEPS and self._late):
                     return topic_id, partition, offset
                 self._steps -= 1
-                partition, offset = self._step(topic, partition, offset)
+                partition, offset = yield from self._step(topic, partition, offset)
                 yield
         return None
 
     def _topic_ids(self) -> list[int]:
-        return [topic.topic_id for topic in self._state.topics.values()]
+        """Return the topics to search, without the broker's own: not everybody who may
+        read all topics may read those.
+        """
+        return [one.topic_id for one in self._state.topics.values() if not is_own(one.name)]
 
-    def _step(self, topic: Topic, partition: int, offset: int) -> tuple[int, int]:
+    def _step(self, topic: Topic, partition: int, offset: int) -> Steps[tuple[int, int]]:
         """Search some partitions; return where the next step goes on."""
         last = min(partition + PARTITIONS_PER_STEP, len(topic.end_offsets))
         if self._hash is not None and not offset:
             for number in range(partition, last):
-                self._held(TopicPartition(topic.topic_id, number), self._hash)
+                yield from self._held(TopicPartition(topic.topic_id, number), self._hash)
         try:
             page = self._catalogues.search(
                 topic,
@@ -170,28 +185,31 @@ class SearchEverywhere:
                     return number, base + entry.count
         return last, 0  # the damage is in no batch that can be told
 
-    def _held(self, tp: TopicPartition, hashed: int) -> None:
+    def _held(self, tp: TopicPartition, hashed: int) -> Steps[None]:
         """Find the key in transactions that hold it."""
         if not self._state.held_keys[tp]:
             return
         holders = key_order.holders(self._state, (*tp, hashed))
-        for _ticket, token in islice(holders, MAX_HOLDERS):
+        # lists, because the tables change between steps
+        for _ticket, token in list(islice(holders, MAX_HOLDERS)):
             row = None if token is None else get(self._state, token)
             if token is None or row is None:
                 continue
-            for batch, base in islice(every_batch(self._state, token, row), BATCHES_OF_TRANSACTION):
+            batches = islice(every_batch(self._state, token, row), BATCHES_OF_TRANSACTION)
+            for batch, base in list(batches):
                 if (batch.topic_id, batch.partition) == tp and base is None:
                     fields = {"state": row.state.name.lower(), "token": token.hex()}
-                    self._in_batch(batch.position, batch.length, fields | self._name(tp))
+                    yield from self._in_batch(batch.position, batch.length, fields | self._name(tp))
 
     def _name(self, tp: TopicPartition) -> dict[str, Any]:
         name = self._state.topics_by_id[tp[0]].name
         return {"topic": name, "partition": tp[1], "offset": None}
 
-    def _in_batch(self, position: int, length: int, fields: dict[str, Any]) -> None:
+    def _in_batch(self, position: int, length: int, fields: dict[str, Any]) -> Steps[None]:
         view = self._view(position, length)
         for row in range(0 if view is None else len(view)):
             self._add_row(view, row, fields)
+            yield  # a large body takes long to judge
 
     def _view(self, position: int, length: int) -> BatchView | None:
         """Return a batch that is durable and undamaged."""
@@ -202,52 +220,68 @@ class SearchEverywhere:
         except CorruptRecord:
             return None
 
-    def _unpublished(self) -> Steps[None]:
-        """Find messages of undecided transactions where no key tells their partitions,
-        delayed messages, and failed ones of which only their rows are left.
+    def _unpublished(self, first: int) -> Steps[Place | None]:
+        """Find messages in no topic from a place on; return where the next reply
+        begins.
+        """
+        (begins, skipped), number = divmod(first, BATCH_ROWS), -1
+        for batch in self._apart():
+            yield
+            number += batch is not None
+            if batch is None or number < begins:
+                continue
+            position, length, row, fields = batch
+            view = self._view(position, length)
+            rows = range(0 if view is None else len(view)) if row is None else range(row, row + 1)
+            for at in rows[skipped if number == begins else 0 :]:
+                # a reply looks at a message at least, so that the search ends
+                if self._full or (self._read and self._late):
+                    return IN_NO_TOPIC, 0, number * BATCH_ROWS + at - rows.start
+                self._add_row(view, at, fields)
+                yield  # a large body takes long to judge
+        return None
+
+    def _apart(self) -> Iterator[_Apart | None]:
+        """Yield batches of undecided transactions where no key tells their partitions,
+        of delayed messages, and of failed ones of which only their rows are left; None
+        after some that are of other keys.
         """
         if self._wanted.message is not None:
             return
         if self._hash is None:
             yield from self._undecided()
-        step = STEP_BATCHES if self._hash is not None else STEP_READS
         start = position = 0
-        for _number in range(0, MAX_DELAYED, step):
-            # anew in each step: the table changes between them
+        for _number in range(0, MAX_DELAYED, STEP_BATCHES):
+            # anew each time: the table changes between steps
             found = delayed.scan(self._state, start, position=position)
-            some = list(islice(found, step))
+            some = list(islice(found, STEP_BATCHES))
             for waiting in some:
-                self._delayed(waiting)
-            if len(some) < step:
+                shape = waiting.message
+                if self._hash in (None, shape.key_hash):
+                    place = self._name(TopicPartition(shape.topic_id, shape.partition))
+                    fields = {"state": "delayed", "due_at": waiting.due} | place
+                    yield waiting.log_position, shape.length, None, fields
+            if len(some) < STEP_BATCHES:
                 break
             start, position = some[-1].due, some[-1].position + 1
-            yield
+            yield None
         for ref, failed in islice(self._letters(), MAX_LETTERS):
             fields = self._name(TopicPartition(*ref[:2])) | {
                 "state": "removed by retention",
                 "offset": ref[2],
                 "stored_at": failed.stored_at,
             }
-            self._add_row(self._view(failed.position, failed.length), failed.row, fields)
-            yield
+            yield failed.position, failed.length, failed.row, fields
 
-    def _undecided(self) -> Steps[None]:
+    def _undecided(self) -> Iterator[_Apart]:
         for token in list(islice(undecided_tokens(self._state), MAX_HOLDERS)):
             row = get(self._state, token)
             batches = () if row is None else every_batch(self._state, token, row)
             for batch, base in list(islice(batches, BATCHES_OF_TRANSACTION)):
                 if row is not None and base is None:
                     fields = {"state": row.state.name.lower(), "token": token.hex()}
-                    tp = TopicPartition(batch.topic_id, batch.partition)
-                    self._in_batch(batch.position, batch.length, fields | self._name(tp))
-                    yield
-
-    def _delayed(self, waiting: ScheduledMessage) -> None:
-        shape = waiting.message
-        if self._hash in (None, shape.key_hash):
-            place = self._name(TopicPartition(shape.topic_id, shape.partition))
-            fields = {"state": "delayed", "due_at": waiting.due}
-            self._in_batch(waiting.log_position, shape.length, fields | place)
+                    place = self._name(TopicPartition(batch.topic_id, batch.partition))
+                    yield batch.position, batch.length, None, fields | place
 
     def _letters(self) -> Iterator[tuple[Place, FailedMessage]]:
         """Yield the letters, of the key if there is one, whose batches are in no topic

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 PAGE_BATCHES = 4_096  # scanned for one page
 PAGE_READ_BYTES = 4 << 20
+JUDGED_BYTES = 256 << 10  # of bodies, looked into at once: a MiB of JSON takes up to 0.2 s
 TRANSACTION_BATCHES = 4_096
 DELETED = "deleted with its topic"
 
@@ -85,7 +86,7 @@ class Search:
         )
         self._batches, self._bytes, self._most = batches, size, batches
         self._most_bytes = size
-        self._read = 0
+        self._read = self._judged = 0  # messages, and bytes of their bodies
         self._messages: list[dict[str, Any]] = []
 
     def page(self, partitions: range, offset: int) -> SearchPage:
@@ -116,35 +117,47 @@ class Search:
             at = max(first, place.base)
             if end is not None and place.entry.stored_at >= end:
                 return None
-            if self._batches <= 0 or self._bytes <= 0:
+            if self._batches <= 0 or self._bytes <= 0 or self._judged >= JUDGED_BYTES:
                 return at
             try:
-                rows = self._rows(partition, place, at)
+                view = read_view(self._store, place.entry.position, place.entry.length)
             except CorruptRecord:
                 if self._batches < self._most:
                     return at  # the next page begins with the damage, and reports it
                 raise
             self._batches -= 1
-            for row in rows:
+            self._bytes -= place.entry.length
+            rows = self._rows_to_judge(view, at - place.base)
+            self._read += len(rows)
+            where = {"topic": self._topic.name, "partition": partition}
+            for row in self._matching(view, where, place, rows):
                 if len(self._messages) == self._query.limit:
                     return int(row["offset"])
                 self._messages.append(row)
+            if rows.stop < len(view):
+                return place.base + rows.stop
         return None
 
-    def _rows(self, partition: int, place: PublishedBatch, at: int) -> Iterator[dict[str, Any]]:
-        entry = place.entry
-        view = read_view(self._store, entry.position, entry.length)
-        self._bytes -= entry.length
-        self._read += entry.count
-        return self._matching(view, {"topic": self._topic.name, "partition": partition}, place, at)
+    def _rows_to_judge(self, view: BatchView, first: int) -> range:
+        """Return the rows to look at from `first` on. Where bodies are judged, they may
+        be far larger than their batch was in the log.
+        """
+        content = self._query.content
+        if content is None or content.body is None:
+            return range(first, len(view))
+        for row in range(first, len(view)):
+            if self._judged >= JUDGED_BYTES:
+                return range(first, row)
+            self._judged += len(view.bodies[row])
+        return range(first, len(view))
 
     def _matching(
-        self, view: BatchView, where: dict[str, Any], place: PublishedBatch, at: int
+        self, view: BatchView, where: dict[str, Any], place: PublishedBatch, rows: range
     ) -> Iterator[dict[str, Any]]:
         wanted, entry = self._query, place.entry
         if wanted.message is not None and not _holds(view, wanted.message):
             return
-        for row in range(at - place.base, entry.count):
+        for row in rows:
             if wanted.key is not None and view.keys[row] != wanted.key:
                 continue
             if wanted.content is not None and not has_content(view, row, wanted.content):

@@ -119,12 +119,14 @@ async def followed_steps(
     """
     messages = _by_id({}, found.messages)
     roots = list(dict.fromkeys(map(_correlation, messages.values())))[:PAGE]
-    others = Searched([], None, None, 0)
+    others, is_cut = Searched([], None, None, 0), False
     if roots and len(messages) < limit:
         for root in roots:
             if root not in messages and is_message_id(root):
-                first = await search_steps(call, {"id": root}, 1, within_ms=within_ms)
+                first = await search_steps(call, {"id": root}, 1, told=told, within_ms=within_ms)
                 _by_id(messages, first.messages)
+                if is_cut := first.next is not None:
+                    break
         stored = [one["stored_at"] for one in messages.values() if one.get("stored_at")]
         wanted = {"correlations": roots, "start": min(stored, default=None)}
         others = await search_steps(call, wanted, limit, told=told, within_ms=within_ms)
@@ -135,7 +137,7 @@ async def followed_steps(
         found.next or others.next,
         found.at or others.at,
         found.read + others.read,
-        cut=len(messages) > limit,
+        cut=is_cut or len(messages) > limit,
     )
 
 

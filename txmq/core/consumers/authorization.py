@@ -23,7 +23,7 @@ def find_group(state: State, name: str) -> ConsumerGroup | Rejected:
         return Rejected(
             UnknownGroup,
             f"there is no consumer group {name!r}",
-            "check the name; a group is created when its first member joins",
+            "see the groups: txmq group list; a group is created when its first member joins",
         )
     return group
 

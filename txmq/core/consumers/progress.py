@@ -70,6 +70,14 @@ def unprocessed(state: State, group: ConsumerGroup) -> int:
     return sum(counts(state, group, tp).unprocessed for tp in group.positions)
 
 
+def deliverable(state: State, group: ConsumerGroup) -> int:
+    """Return how many messages a member would get: the unprocessed ones but for dead
+    letters, what is parked behind failed messages, and what is in local stores.
+    """
+    unsettled = sum(counts(state, group, tp).unsettled for tp in group.positions)
+    return unsettled + group.retrying.total()
+
+
 def age_ms(state: State, group: ConsumerGroup, tp: TopicPartition, now: int) -> int:
     """Return the age of the oldest unprocessed message of a partition; 0 = none."""
     found = (oldest_unsettled(state, group, tp), oldest_failed(state, group, tp))

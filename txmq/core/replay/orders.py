@@ -220,7 +220,9 @@ def decide_resume(state: State, command: ResumePlan, now: int) -> Outcome | Reje
     if plan.state in RUNNING:
         return Outcome(reply=_reply(plan))
     if plan.state is not PlanState.PAUSED:
-        return refused(plan, "resume", "only a paused plan can be resumed")
+        begin = f"begin it: txmq plan start {plan.name}"
+        planned = plan.state is PlanState.PLANNED
+        return refused(plan, "resume", begin if planned else "only a paused plan can be resumed")
     resumed = PlanMoved(plan.plan_id, plan.resume_to, "", command.by)
     return _held_back(state, plan, "resume") or moves(plan, resumed)
 

@@ -33,6 +33,7 @@ class TlsSocket(socket.socket):
         )
         self._address = address
         self._unsent = memoryview(b"")  # encrypted
+        self._peeked = b""  # plain text that is read again
         self._owed = 0  # bytes of plain text that are encrypted, and not reported as sent
 
     def shake_hands(self, deadline: float) -> None:
@@ -96,7 +97,12 @@ class TlsSocket(socket.socket):
 
     def recv(self, size: int, flags: int = 0) -> bytes:
         """Return all plain text that the next bytes hold; b"" = the peer closed."""
-        flags &= ~socket.MSG_PEEK  # what is there that nobody asked for ends the connection
+        data, self._peeked = self._peeked or self._received(size, flags & ~socket.MSG_PEEK), b""
+        if flags & socket.MSG_PEEK:
+            self._peeked = data
+        return data
+
+    def _received(self, size: int, flags: int) -> bytes:
         while True:
             data = self._decrypted()
             if data:
