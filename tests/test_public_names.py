@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from twisted.internet.task import Clock
+from twisted.internet.testing import MemoryReactorClock
 
 import txmq
 import txmq.aio
@@ -313,7 +313,7 @@ def test_a_client_loads_nothing_of_a_broker_or_a_terminal() -> None:
 
 
 def test_what_is_not_the_users_begins_with_an_underscore() -> None:
-    url, reactor = "txmq://127.0.0.1:7650", Clock()
+    url, reactor = "txmq://127.0.0.1:7650", MemoryReactorClock()
     own = (txmq.connect(url), txmq.twisted.connect(reactor, url), txmq.aio.connect(url))
     clusters = (
         txmq.connect([url]),

@@ -10,9 +10,9 @@ from typing import Any
 
 import msgpack
 import pytest
-from twisted.internet.defer import Deferred, execute
 from twisted.internet.task import Clock
 
+from tests.broker.support import at_once
 from tests.cli import killed
 from tests.cli.support import run
 from txmq.batch import encode, verify
@@ -55,10 +55,6 @@ TOKEN = "018bcfe5680070008000000000000001"
 
 def now() -> int:
     return NOW
-
-
-def at_once(function: Any, *args: object) -> Deferred[Any]:
-    return execute(function, *args)
 
 
 class Life:

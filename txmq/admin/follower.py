@@ -8,6 +8,7 @@ from txmq.admin.http_values import HttpReply, Query, Respond, error_reply
 from txmq.admin.metrics.exposition import CONTENT_TYPE, FollowerMetrics
 from txmq.errors import NotPermitted
 from txmq.model.access import Need
+from txmq.model.cluster import who_leads
 
 if TYPE_CHECKING:
     from txmq.broker.access.guard import Rights
@@ -41,7 +42,5 @@ class FollowerSite:
         return HttpReply(200, self._metrics.text(), CONTENT_TYPE)
 
     def _elsewhere(self) -> HttpReply:
-        leader = self._cluster.view().leader
-        where = f"{leader.name} does, at {leader.address}" if leader else "nobody is known to"
-        message = f"this node does not lead: {where}"
+        message = f"this node does not lead: {who_leads(self._cluster.view())}"
         return error_reply(503, "NotLeader", message, "the console is the leader's")

@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from txmq.broker.checkback.resolvers import Resolvers
     from txmq.broker.checkback.transaction_listeners import TransactionListeners
     from txmq.broker.cluster.membership import Membership
+    from txmq.broker.cluster.reception import Reception
     from txmq.broker.delivery.group_paces import GroupPaces
     from txmq.broker.engine.turn_work import TurnWork
     from txmq.broker.monitoring.alarms import AlarmService
@@ -203,8 +204,6 @@ class BrokerService:
         """Follow the cluster's log until this node leads it. Meanwhile it says who
         does.
         """
-        from txmq.broker.cluster.reception import Reception  # noqa: PLC0415  # an extra
-
         retention = RetentionService(
             self._engine, self._settings.retention, self._reactor, decides=False
         )
@@ -215,18 +214,7 @@ class BrokerService:
             self._every(self._settings.retention.every_s, retention.tick),
         ]
         await cluster.follow()
-        reception = Reception(self._engine, self._settings, self._reactor, cluster)
-        await self._listen(reception.sessions, reception.guard)
-        parts = FollowerParts(
-            self._engine,
-            self._settings,
-            self._reactor,
-            reception.guard,
-            self._certificates,
-            cluster,
-        )
-        for edge in self._edges:
-            self._ports.append(await edge.follow(parts))
+        reception = await self._receive(cluster)
         self.on_follow()
         place = await cluster.lead()
         retention.stop()
@@ -242,6 +230,24 @@ class BrokerService:
         await cluster.lease()
         self._assemble()
         reception.sessions.close()
+
+    async def _receive(self, cluster: Membership) -> Reception:
+        """Begin to listen, at all ports of this node, for those who ask who leads."""
+        from txmq.broker.cluster.reception import Reception  # noqa: PLC0415  # an extra
+
+        reception = Reception(self._engine, self._settings, self._reactor, cluster)
+        await self._listen(reception.sessions, reception.guard)
+        parts = FollowerParts(
+            self._engine,
+            self._settings,
+            self._reactor,
+            reception.guard,
+            self._certificates,
+            cluster,
+        )
+        for edge in self._edges:
+            self._ports.append(await edge.follow(parts))
+        return reception
 
     def _every(self, seconds: float, function: Callable[[], None]) -> LoopingCall:
         loop = LoopingCall(function)

@@ -106,9 +106,8 @@ def search_topic(
                 None if following is None else f"{topic}/{following[0]}/{following[1]}",
                 searched.read + page.get("read", 0),
             )
-            if following is None or len(searched.messages) >= limit:
-                return searched
-            if not bounds.go_on(searched):
+            is_over = following is None or len(searched.messages) >= limit
+            if is_over or not bounds.go_on(searched):
                 return searched
     finally:
         bounds.clear()

@@ -55,11 +55,12 @@ def with_cause(message: Message) -> Message:
     given = message.headers or {}
     if not isinstance(given, Mapping):
         return message  # which is refused
-    headers = {CAUSATION: cause.message_id, CORRELATION: correlation_of(cause), **given}
+    correlation = correlation_of(cause.message_id, cause.headers)
+    headers = {CAUSATION: cause.message_id, CORRELATION: correlation, **given}
     return message._replace(headers=headers)
 
 
-def correlation_of(message: Delivered) -> str:
+def correlation_of(message_id: str, headers: Mapping[str, str]) -> str:
     """Return what a message and all that follows from it have in common."""
-    inherited = message.headers.get(CORRELATION)
-    return inherited if inherited and len(inherited) <= MAX_INHERITED else message.message_id
+    inherited = headers.get(CORRELATION)
+    return inherited if inherited and len(inherited) <= MAX_INHERITED else message_id

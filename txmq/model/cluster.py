@@ -47,3 +47,13 @@ class ClusterView(NamedTuple):
     def followers(self) -> list[NodeView]:
         """The nodes that were heard of lately, and may lead next."""
         return [node for node in self.nodes if node.role == "follower"]
+
+
+def who_leads(view: ClusterView) -> str:
+    """Return who leads, for "this node does not lead: ..."."""
+    leader = view.leader
+    if leader is None:
+        return "nobody is known to"
+    if leader.name == view.answered_by:
+        return "it is about to"
+    return f"{leader.name} does, at {leader.address}"

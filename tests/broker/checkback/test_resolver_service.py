@@ -10,8 +10,9 @@ from uuid import uuid4
 
 import psycopg2
 import pytest
-from twisted.internet.defer import Deferred, execute, fail, succeed
+from twisted.internet.defer import Deferred, fail, succeed
 
+from tests.broker.support import at_once
 from tests.fixtures_postgres import Databases
 from tests.tx.postgres.support import producer
 from txmq.broker.checkback import database_resolver
@@ -44,10 +45,6 @@ class FrozenWallClock:
 
     def now(self) -> int:
         return self.time
-
-
-def at_once(function: Callable[..., Any], *args: object) -> Deferred[Any]:
-    return execute(function, *args)
 
 
 def test_upkeep_finds_out_which_database_a_resolver_leads_to_and_makes_partitions(

@@ -1,21 +1,117 @@
-"""Three nodes of a cluster as processes, over a real Kafka."""
+"""Nodes of a cluster as processes."""
 
 from __future__ import annotations
 
+import json
+import signal
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import txmq
-from tests.broker.cluster.broker_node import BrokerNode
+from txmq.errors import TxmqError
+from txmq.testing.ports import free_port
+from txmq.testing.reaper import reaped, reaper_pipe
 from txmq.testing.wait import PATIENCE_S
+
+PARTITIONS = 2
+SETTINGS = """
+[broker]
+name = "{name}"
+data = "{data}"
+listen = "127.0.0.1:{port}"
+create_topics = true
+partitions = {partitions}
+[cluster]
+kafka = "{servers}"
+topic = "{topic}"
+{more}
+"""
+
+
+class BrokerNode:
+    """A broker's process, which may be killed, frozen and ended."""
+
+    def __init__(
+        self,
+        directory: Path,
+        name: str,
+        servers: str,
+        program: str = "txmq",
+        topic: str = "shared",
+        more: str = "",
+        options: Sequence[str] = (),
+        ca: Path | None = None,
+    ) -> None:
+        """`program` is the module that runs a broker, `more` are further settings, and
+        `options` those of its command. `ca` has signed its certificate, None = no TLS.
+        """
+        self._options, self._ca = options, ca
+        self._program = program
+        self.name, self.port = name, free_port()
+        self.config, self._errors = directory / f"{name}.toml", directory / f"{name}.log"
+        (data := directory / name).mkdir(mode=0o700)
+        text = SETTINGS.format(
+            name=name, data=data, port=self.port, servers=servers, partitions=PARTITIONS,
+            topic=topic, more=more,
+        )  # fmt: skip
+        self.config.write_text(text)
+        self.start()
+
+    def start(self) -> None:
+        broker = ["broker", "--json", "--config", self.config, *self._options]
+        command = [sys.executable, "-m", self._program, *broker]
+        with self._errors.open("ab") as errors:
+            self.process = subprocess.Popen(
+                reaped([str(part) for part in command]),
+                stdin=reaper_pipe(), stdout=errors, stderr=errors,
+            )  # fmt: skip
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    @property
+    def url(self) -> str:
+        """The URL that names this node alone."""
+        if self._ca is None:
+            return f"txmq://{self.address}"
+        return f"txmqs://{self.address}/?ca={self._ca}"
+
+    @property
+    def leads(self) -> bool:
+        """Return whether the node says so itself."""
+        view = self.view()
+        leader = view and view.leader
+        return leader is not None and view is not None and leader.name == self.name
+
+    def view(self) -> txmq.ClusterView | None:
+        """Return the nodes that it knows, None while it does not answer."""
+        with txmq.connect(self.url, timeout=1) as client, suppress(TxmqError):
+            return client.describe_cluster()
+        return None
+
+    def kill(self) -> None:
+        self.process.kill()
+        assert self.process.wait(PATIENCE_S) == -signal.SIGKILL
+
+    def end(self) -> None:
+        """End it in order."""
+        self.process.terminate()
+        assert self.process.wait(PATIENCE_S) == 0
+
+    def times(self, event: str) -> int:
+        """Return how often the broker has logged an event, in all of its lives."""
+        lines = self._errors.read_text().splitlines()
+        events = (json.loads(line).get("event") for line in lines if line.startswith("{"))
+        return sum(found == event for found in events)
 
 
 @contextmanager
 def broker_nodes(directory: Path, servers: str, more: str = "") -> Iterator[list[BrokerNode]]:
-    """Run three nodes of a new log. `more` are further settings."""
+    """Run three nodes of a new log, over a real Kafka. `more` are further settings."""
     made = [BrokerNode(directory, "n0", servers, more=more)]
     create = [sys.executable, "-m", "txmq", "cluster", "create", "--config", str(made[0].config)]
     made[0].process.wait(PATIENCE_S)  # there is no topic yet

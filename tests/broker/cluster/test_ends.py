@@ -13,11 +13,12 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from twisted.internet.defer import Deferred, execute
+from twisted.internet.defer import Deferred
 from twisted.internet.error import CannotListenError
 from twisted.internet.testing import MemoryReactorClock
 from twisted.python.failure import Failure
 
+from tests.broker.support import at_once
 from txmq.broker.cluster import kafka_genesis, membership
 from txmq.broker.cluster.kafka_client import KafkaAddress
 from txmq.broker.cluster.kafka_partition import LOST
@@ -195,10 +196,6 @@ def test_a_deposed_node_follows_again_unless_it_was_told_to_end(
         timeout=PATIENCE_S,
     )  # fmt: skip
     assert ended.returncode == status, ended.stderr
-
-
-def at_once(function: Any, *args: object) -> Deferred[Any]:
-    return execute(function, *args)
 
 
 def engine_of(opened: OpenedDirectory) -> Engine:

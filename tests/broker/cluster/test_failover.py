@@ -13,8 +13,14 @@ from pathlib import Path
 import pytest
 
 import txmq
-from tests.broker.cluster.broker_node import PARTITIONS, BrokerNode
-from tests.broker.cluster.broker_nodes import broker_nodes, leader_of, times, url_of
+from tests.broker.cluster.broker_nodes import (
+    PARTITIONS,
+    BrokerNode,
+    broker_nodes,
+    leader_of,
+    times,
+    url_of,
+)
 from tests.kafka_nodes import KafkaNodes, kafka_nodes, needs_kafka
 from tests.reporting import Report
 from txmq.errors import TxmqError

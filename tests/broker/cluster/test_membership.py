@@ -12,11 +12,12 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from twisted.internet.defer import Deferred, execute
+from twisted.internet.defer import Deferred
 from twisted.internet.error import ReactorNotRunning
 from twisted.internet.task import Clock
 
 from tests.broker.cluster.mock_cluster import TOPIC, MockCluster
+from tests.broker.support import at_once
 from txmq.broker.cluster import membership
 from txmq.broker.cluster.kafka_genesis import begin_log
 from txmq.broker.cluster.membership import Membership
@@ -34,10 +35,6 @@ GENESIS = Genesis(UUID(int=1), 0, HEADER_SIZE, 1_000)
 TURN_S = 0.01
 NEVER_S = 86_400.0  # nodes claim when the test tells them to
 Roles = dict[str, str]
-
-
-def at_once(function: Any, *args: object) -> Deferred[Any]:
-    return execute(function, *args)
 
 
 class Reactor(Clock):

@@ -9,7 +9,7 @@ from uuid import uuid4
 import pytest
 
 import txmq
-from tests.broker.cluster.broker_node import BrokerNode
+from tests.broker.cluster.broker_nodes import BrokerNode
 from tests.broker.cluster.mock_cluster import TOPIC, MockCluster
 from tests.certificates import Authority
 from txmq.broker.cluster.kafka_genesis import begin_log

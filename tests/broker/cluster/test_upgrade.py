@@ -17,8 +17,14 @@ import psycopg2
 import pytest
 
 import txmq
-from tests.broker.cluster.broker_node import PARTITIONS, BrokerNode
-from tests.broker.cluster.broker_nodes import broker_nodes, leader_of, times, url_of
+from tests.broker.cluster.broker_nodes import (
+    PARTITIONS,
+    BrokerNode,
+    broker_nodes,
+    leader_of,
+    times,
+    url_of,
+)
 from tests.broker.cluster.test_failover import TOPIC, numbers
 from tests.kafka_nodes import kafka_nodes, needs_kafka
 from tests.reporting import Report

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
-from twisted.internet.defer import Deferred, execute
 from twisted.internet.task import Clock
 
+from tests.broker.support import at_once
 from txmq.broker.data_directory import storage
 from txmq.broker.data_directory.storage import StorageService, open_directory
 from txmq.broker.engine.engine import Engine
@@ -16,10 +15,6 @@ from txmq.config.broker import BrokerSettings
 from txmq.core.topics.topics import CreateTopic
 from txmq.store.filesystem import RealFileSystem
 from txmq.store.tables import LETTER_NOTES
-
-
-def at_once(function: Any, *args: object) -> Deferred[Any]:
-    return execute(function, *args)
 
 
 def test_many_rows_are_written_before_background_work_makes_more(

@@ -8,10 +8,10 @@ from txmq.admin.console.life import trace_of
 from txmq.admin.console.listing import content_criteria
 from txmq.admin.console.page import Page, PageRequest, View
 from txmq.client.protocol.life_events import name_of, sequence_of
+from txmq.client.protocol.lives import search_title
 
 MAX_MESSAGES = 50
 NO_BREAK = "\u00a0"
-NAMES = {"key": "key", "id": "message", "body": "body", "header": "header"}
 FIELDS = ("topic", "partition", "offset", "token", "message_id")
 
 
@@ -32,8 +32,7 @@ async def trace(request: PageRequest) -> View:
         {**step._asdict(), "indent": step.indent.replace(" ", NO_BREAK), **places[step.name]}
         for step in sequence_of(found.trace.messages)
     ]
-    about = ", ".join(f"{NAMES[name]} {request.text(name)}" for name in named)
-    shown = {"traced": found.trace, "steps": steps, "about": about}
+    shown = {"traced": found.trace, "steps": steps, "about": search_title(named)}
     return View("trace.html", {**shown, "reached": found.reached, "cut": found.cut})
 
 

@@ -158,9 +158,10 @@ class GroupCalls:
 def _offsets_at(state: State, name: str, time: int) -> tuple[tuple[int, int], ...]:
     """Return partition and offset at a time, for each partition of a topic."""
     topic = state.topics.get(name)
+    if topic is None:
+        return ()
     return tuple(
         (partition, offset_at_time(state, topic.topic_id, partition, time))
-        for topic in (() if topic is None else (topic,))
         for partition in range(len(topic.end_offsets))
     )
 

@@ -14,11 +14,11 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, Topi
 from txmq.broker.cluster.kafka_client import KafkaAddress, unavailable
 from txmq.broker.cluster.kafka_partition import LOST, NUMBER, SAFE_WRITES, WHOLE_READS
 from txmq.errors import ConfigError, StoreError
+from txmq.store.log.cut import ANOTHER_COPY, LONGEST_COPY
 from txmq.store.shared.records import Genesis, checksum_of, decode, encode
 from txmq.store.shared.rules import Place
 
 WITHIN_S: Final = 15.0
-COPY: Final = "`txmq log backup`, and `txmq log restore --config` with its section [cluster]"
 
 
 def begin_log(kafka: KafkaAddress, topic: str, genesis: Genesis) -> Genesis:
@@ -61,8 +61,7 @@ def require_known(kafka: KafkaAddress, topic: str, place: Place) -> None:
         raise StoreError(
             f"{topic} is not the topic that this node has read: it has no such record at"
             f" offset {place.offset}",
-            hint="nothing of this copy was changed: find out which copy of the log is longest"
-            " (txmq log verify --data DIR) before you start anything again",
+            hint=f"nothing of this copy was changed: {LONGEST_COPY}",
         )
 
 
@@ -90,7 +89,7 @@ def _genesis(kafka: KafkaAddress, topic: str) -> Genesis | None:
         return record
     if not data:
         said = "has a log whose beginning was removed, as retention does"
-        hint = "begin an empty node with a copy of another one's: " + COPY
+        hint = "begin an empty node with a copy of another one's: " + ANOTHER_COPY
     else:
         said, hint = "has records that are no log's", "name a topic of its own"
     raise ConfigError("cluster.topic", f"{topic} {said}", hint=hint)

@@ -12,6 +12,7 @@ from txmq.broker.reactor.session_factory import SessionFactory
 from txmq.core.events.outcome import Rejected
 from txmq.errors import NotLeader, TxmqError
 from txmq.model import limits
+from txmq.model.cluster import who_leads
 from txmq.wire.calls import registry
 from txmq.wire.data_requests import Opcode
 from txmq.wire.hello import BrokerLimits, Welcome, negotiate
@@ -77,16 +78,9 @@ class Reception:
 
     def _not_leader(self) -> Rejected:
         view = self._nodes.view()
-        leader, name = view.leader, view.answered_by
-        if leader is None:
-            who = "nobody is known to"
-        elif leader.name == name:
-            who = "it is about to"
-        else:
-            who = f"{leader.name} does, at {leader.address}"
         return Rejected(
             NotLeader,
-            f"node {name} does not lead: {who}",
+            f"node {view.answered_by} does not lead: {who_leads(view)}",
             "clients go there by themselves; another node takes over within seconds",
             {"nodes": list(self._nodes.addresses())},
         )

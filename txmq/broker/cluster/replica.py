@@ -19,6 +19,7 @@ from twisted.python.failure import Failure
 
 from txmq.broker.data_directory.storage import roll_forward
 from txmq.errors import NodeEnded, StoreError
+from txmq.store.log.cut import ANOTHER_COPY, LONGEST_COPY
 from txmq.store.shared.node import End, Node
 from txmq.store.shared.records import Claim, Member, PartitionRecord, Slice
 from txmq.store.shared.rules import Place
@@ -34,14 +35,10 @@ if TYPE_CHECKING:
 # Memory is ahead of the log then, and a new process is not.
 FOLLOWS_AGAIN = (End.DEPOSED, End.RESIGNED, End.UNDELIVERED)
 _AGAIN = "start it again: it follows from where its copy ends"
-_COPY = (
-    "empty its data directory, and begin it with a copy of another node's: `txmq log backup`,"
-    " and `txmq log restore --config` with its section [cluster]"
-)
+_COPY = f"empty its data directory, and begin it with a copy of another node's: {ANOTHER_COPY}"
 HINTS = {
     **dict.fromkeys(FOLLOWS_AGAIN, _AGAIN),
-    End.DIVERGED: "find out which copy of the log is longest (txmq log verify --data DIR)"
-    " before you start anything again: this one is kept as it is",
+    End.DIVERGED: f"{LONGEST_COPY}: this one is kept as it is",
     End.FORGOTTEN: _COPY,
     End.UNSUPPORTED: "install that version here",
 }

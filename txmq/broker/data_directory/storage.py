@@ -37,7 +37,7 @@ from txmq.errors import CorruptRecord, DiskFull, StoreError
 from txmq.store.index.environment import has_environment
 from txmq.store.index.lmdb_tables import LmdbTables
 from txmq.store.log.archive import archive_segment
-from txmq.store.log.cut import cut_log
+from txmq.store.log.cut import ANOTHER_COPY, cut_log
 from txmq.store.log.integrity import KnownPositions
 from txmq.store.log.log import Log, lock_directory
 from txmq.store.log.record import LOST, split_body
@@ -220,8 +220,8 @@ def _go_back(
         place = load_place(tables)
     if place is None:
         hint = (
-            "empty this data directory: the node reads everything again, or copy another node's"
-            " (`txmq log backup`, and `txmq log restore --config` with a section [cluster])"
+            "empty this data directory: the node reads everything again, or copy another node's: "
+            + ANOTHER_COPY
         )
         raise CorruptRecord(damage.path, damage.position, damage.reason, hint=hint) from damage
     partition.require_known(place)

@@ -23,7 +23,13 @@ from txmq.cli.options import MessageIdFilter, StoredFrom
 from txmq.cli.output import FAILED
 from txmq.client.protocol.calls import calls_by
 from txmq.client.protocol.life_events import LifeEvent, events_of, name_of, sequence_of
-from txmq.client.protocol.lives import Searched, delivery_steps, followed_steps, life_steps
+from txmq.client.protocol.lives import (
+    Searched,
+    delivery_steps,
+    followed_steps,
+    life_steps,
+    search_title,
+)
 from txmq.faces import run
 
 if TYPE_CHECKING:
@@ -72,7 +78,7 @@ def trace(  # noqa: PLR0913  # its options
         _add_inbox(session, dsn, found)
     events = events_of(found)
     if html is not None:
-        _write_page(html, _title(named), found, events)
+        _write_page(html, search_title(named), found, events)
     rows: dict[str, Any] = {"events": [event._asdict() for event in events]}
     if session.out.as_json:
         session.out.show({"messages": found, "more": searched.more} | rows)
@@ -149,17 +155,6 @@ def _is_applied(
     topic, partition = life["topic_id"], life["partition"]
     position = Position(group["group"], log_id, topic, partition, group["epoch"])
     return applied(connection, position).covers(life["offset"])
-
-
-def _title(named: dict[str, Any]) -> str:
-    """Return the title of a page about what criteria have found."""
-    texts = {
-        name: value if isinstance(value, str) else "=".join(filter(None, value))
-        for name, value in named.items()
-    }
-    return ", ".join(
-        f"{'message' if name == 'id' else name} {text}" for name, text in texts.items()
-    )
 
 
 def _write_page(

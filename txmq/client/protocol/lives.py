@@ -15,7 +15,7 @@ from txmq.errors import (
     UnknownTransaction,
 )
 from txmq.model import limits
-from txmq.model.causation import CORRELATION, MAX_INHERITED
+from txmq.model.causation import correlation_of
 from txmq.model.message import is_message_id
 
 PAGE = 100
@@ -53,6 +53,17 @@ class Searched(NamedTuple):
 
 
 Told = Callable[[Searched], bool]  # of a search that goes on; False ends it
+
+
+def search_title(criteria: Mapping[str, str | tuple[str, str | None]]) -> str:
+    """Return the criteria of a search as a title."""
+    texts = {
+        name: value if isinstance(value, str) else "=".join(filter(None, value))
+        for name, value in criteria.items()
+    }
+    return ", ".join(
+        f"{'message' if name == 'id' else name} {text}" for name, text in texts.items()
+    )
 
 
 async def trace_steps(call: Calls, wanted: Mapping[str, Any], limit: int) -> Trace:
@@ -138,8 +149,7 @@ def _by_id(known: dict[str, dict[str, Any]], found: list[dict[str, Any]]) -> dic
 
 
 def _correlation(message: Mapping[str, Any]) -> str:
-    found = str(message.get("headers", {}).get(CORRELATION, ""))
-    return found if 0 < len(found) <= MAX_INHERITED else str(message["message_id"])
+    return correlation_of(str(message["message_id"]), message.get("headers", {}))
 
 
 def _stored_last(message: Mapping[str, Any]) -> int:
