@@ -205,7 +205,7 @@ def test_what_one_may_not_open_is_disabled_in_the_navigation_and_says_why(
         denied = console.get(f"/{page.path}", user).status == 403
         assert is_open is not denied or page.path in OPEN, page.path
         assert is_open or f">{page.nav}</a>" in menu
-    assert menu.count("may not describe cluster; an admin") == (8 if user == "nobody" else 0)
+    assert menu.count("may not describe cluster; an admin") == (9 if user == "nobody" else 0)
 
 
 def test_the_audit_is_read_in_words(console: ConsoleInMemory) -> None:

@@ -320,6 +320,8 @@ class Engine:
                 continued=nth > 0,
             )
             context, attachment, end = RecordContext(*at, now, epoch), b"", at.end
+            if not outcome.lazy:
+                self._relied_on = end  # also for answers that listeners give
             try:
                 machine.apply(self.state, event, context)
             except Exception:
@@ -334,7 +336,6 @@ class Engine:
                 events = batched.events_in(event, context)
                 for (one, its_context), listener in product(events, listeners):
                     self._call(listener, one, its_context)
-        self._relied_on = self._relied_on if outcome.lazy else end
         if self.state.topics_with_new_entries:
             self._new_entries.append((end, self.state.topics_with_new_entries.copy()))
             self.state.topics_with_new_entries.clear()
