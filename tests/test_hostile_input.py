@@ -107,6 +107,12 @@ ELSEWHERE: dict[int, tuple[str, ...]] = {
     ),
     81: ("test_an_alteration_and_a_deletion_at_one_moment_both_have_replies",),
     82: ("test_a_hostile_schema_fetches_nothing_and_ends",),
+    83: (
+        "test_no_body_is_too_hostile_to_be_judged",
+        "test_a_path_that_is_none_is_refused_with_its_place",
+        "test_a_circle_of_causes_ends",
+    ),
+    84: ("test_bodies_are_searched_only_by_those_who_may_read_them",),
 }  # fmt: skip
 
 

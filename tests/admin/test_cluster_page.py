@@ -49,6 +49,8 @@ def test_a_follower_shows_metrics_to_those_who_may_see_the_cluster() -> None:
     broker, parts = console.broker, console.parts
     node = FakeNode()
     node.figures = node.figures._replace(leads=False)
+    node.others = [node.others[0]._replace(role="leader")]
+    node.me = node.me._replace(role="follower")
     guard = FollowersGuard(broker.engine, broker.clock)
     follower = FollowerParts(broker.engine, parts.settings, broker.clock, guard, None, node)
     console.factory.handle, console.factory.act = FollowerSite(follower).handle, None
@@ -58,7 +60,7 @@ def test_a_follower_shows_metrics_to_those_who_may_see_the_cluster() -> None:
     assert console.get("/metrics", "nobody").status == 403
     assert "txmq_cluster_leader 0.0" in console.get("/metrics", "root").body
     elsewhere = console.get("/topics", "root")
-    assert (elsewhere.status, "n1 does, at 127.0.0.1:7651" in elsewhere.body) == (503, True)
+    assert (elsewhere.status, "n2 does, at 127.0.0.1:7652" in elsewhere.body) == (503, True)
     # The log says so, and nobody tells the guard.
     assert console.get("/metrics", "ops").status == 200
     broker.do(SetUser("ops", (), tuple(VERIFIER), "test", b"x" * 32))  # type: ignore[arg-type]

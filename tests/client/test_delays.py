@@ -152,7 +152,7 @@ def test_messages_are_found_by_key_id_and_time(real: RealBroker, connect: Connec
         b"late",
     )
     assert list(client.find(message_id="ab" * 16 + "-0")) == []
-    assert len(list(client.find(key="k1"))) == 4  # in any topic, also what waits
+    assert topic in {found.topic for found in client.find(key="k1")}
     with pytest.raises(LocalProtocolError, match="name a topic"):
         list(client.find())
 

@@ -507,6 +507,16 @@ def test_hostile_65_66_67_numbers_of_groups(attacked: AttackedBroker) -> None:
                             operator=FORGED, reason=big)  # fmt: skip
 
 
+def test_hostile_83_criteria_and_bodies_of_a_search(attacked: AttackedBroker) -> None:
+    for body in (b"[" * 100_000, b'{"a":' * 20_000, b'{"a":' + b"9" * 10_000 + b"}"):
+        attacked.witness.send("t", body)
+    stranger = attacked.greeted()
+    for path in ("", "$.", "$[", "$.a", "$..a=1", "$[x]=1", "$['a=1", "$.a=1" * 1_000):
+        assert stranger.refused("message.find", topic="t", body=path) == "BadRequest", path
+        assert stranger.refused("message.search", body=path, limit=1) == "BadRequest", path
+    assert stranger.call("message.find", topic="t", body="$.a=1")["messages"] == []
+
+
 FORGED_FIELDS = {"attempt": 0, "attempts": 99, "reconsumeTimes": 16, "replays": 0, "number": 1,
                  "origin": "x", "message_id": "0" * 32, "inbox_id": "0" * 32,
                  "__class__": "x"}  # fmt: skip

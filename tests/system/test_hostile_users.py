@@ -150,6 +150,13 @@ def test_hostile_52_a_decision_about_another_s_transaction(attacked: AttackedBro
     assert attacked.witness.call("tx.show", token=token.hex)["state"] == "UNDECIDED"
 
 
+def test_hostile_84_a_search_tells_nothing_of_bodies(attacked: AttackedBroker) -> None:
+    attacked.witness.send("t", b"the secret plan")
+    thief = logged_in(attacked, "eve")
+    assert thief.refused("message.find", topic="t", body="secret") == "AccessDenied"
+    assert thief.refused("message.search", body="secret", limit=1) == "AccessDenied"
+
+
 def test_hostile_55_half_messages_that_nobody_confirms(attacked: AttackedBroker) -> None:
     attacked.witness.call("user.quota", name="shop", undecided=UNDECIDED)
     owner, answers = logged_in(attacked, "shop"), list[object]()
