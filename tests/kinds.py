@@ -88,6 +88,7 @@ DEEP: Final = {
     "processes killed in series, and long lives": (
         "tests/demo",
         "tests/system",
+        "tests/broker/cluster/test_operated_nodes.py",
         "tests/broker/cluster/test_replaced_nodes.py",
         "tests/client/aio/test_kills.py",
         "tests/client/blocking/test_inbox_identity.py",
@@ -110,6 +111,10 @@ DEEP: Final = {
         "tests/core/consumers/test_simulation.py",
         "tests/recover/local/test_crash.py",
         "tests/recover/spool/test_spool_simulation.py",
+        (
+            "tests/simulation/test_replicas.py::"
+            "test_a_planted_bug_of_replicas_is_found[forgets_what_snapshots_need]"
+        ),
         "tests/simulation/test_simulation.py::test_every_invariant_holds_for_every_seed",
         "tests/simulation/test_simulation.py::test_every_invariant_holds_with_slow_handlers",
         "tests/store/index/test_environment.py",
