@@ -25,7 +25,7 @@ import txmq.sqlalchemy
 from tests.client.frameworks import Framework, Work
 from tests.client.world import World
 from tests.tx.postgres.peers import arguments
-from txmq.testing.wait import PATIENCE_S
+from txmq.testing.wait import PATIENCE_S, wait_until
 
 
 class Loop:
@@ -75,6 +75,13 @@ class Called:
         if isinstance(own, psycopg.AsyncConnection):
             return own.info.backend_pid
         return int(own.get_server_pid())
+
+    def hear_of_its_loss(self) -> None:
+        """Wait until asyncpg knows that the server has ended it; psycopg learns so when
+        it is used.
+        """
+        if not isinstance(self._connection, psycopg.AsyncConnection):
+            wait_until(self._connection.is_closed, what="asyncpg to hear of the loss")
 
     def close(self) -> None:
         self._loop.do(self._connection.close())

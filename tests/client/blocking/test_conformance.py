@@ -17,7 +17,7 @@ from pathlib import Path
 import psycopg2
 import pytest
 
-from tests.client.async_frameworks import ASYNC_FRAMEWORKS
+from tests.client.async_frameworks import ASYNC_FRAMEWORKS, Called
 from tests.client.frameworks import BLOCKING_FRAMEWORKS, Framework, Work
 from tests.client.kept_sessions import asked
 from tests.client.world import ApplicationError, World, fail
@@ -138,6 +138,8 @@ def lost(framework: Framework) -> None:
         pid = work.connection.info.backend_pid
         elsewhere(framework, f"SELECT pg_terminate_backend({pid}, 5000)")
         assert not lives(framework, pid)
+        if isinstance(work.connection, Called):
+            work.connection.hear_of_its_loss()
         framework.hits.append("lost")
 
 
