@@ -1,4 +1,4 @@
-"""Prints the arguments of control calls, by the registry: `python scripts/calls.py [CALL]`.
+"""Prints the arguments of control calls: `python scripts/calls.py [CALL]`.
 
 docs/FORMATS.md 2.3 has the replies.
 """
