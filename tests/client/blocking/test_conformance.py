@@ -275,7 +275,8 @@ def documented() -> dict[tuple[str, type[Framework]], str]:
         assert scene in SCENES
         told = ""
         for kind, cell in zip(kinds, chain(found, repeat("")), strict=False):
-            told = cell or told  # an empty cell is the same as to its left
+            # an empty cell is the same as to its left, an error alone leaves neither
+            told = f"neither, {cell}" if cell.startswith("`") else cell or told
             cells[scene, kind] = told
     return cells
 
