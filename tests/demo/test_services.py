@@ -1,6 +1,6 @@
 """The services of the order flow, killed and served by pytest's plugin.
 
-examples/tested_service is killed at every step; here are two that differ.
+Those of examples/services are killed at every step; here are two that differ.
 """
 
 from __future__ import annotations

@@ -65,8 +65,8 @@ def passed(postgres: PostgresServer, tests: Path | str) -> int:
     return int(number)
 
 
-def test_the_example_of_a_tested_service_passes(postgres: PostgresServer) -> None:
-    assert passed(postgres, "examples/tested_service") == 4
+def test_the_tests_of_the_example_services_pass(postgres: PostgresServer) -> None:
+    assert passed(postgres, "examples/services") == 4
 
 
 def test_the_tests_of_the_page_pass_as_they_stand(postgres: PostgresServer, tmp_path: Path) -> None:
