@@ -27,7 +27,7 @@ FILES = {  # of the package, by their places in packaging/
 DOCUMENTS = "usr/share/doc/txmq"  # of the package, with the places that they have here
 DOCUMENTED = (
     "README.md", "CHANGES.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "docs", "spark/README.md",
-    "packaging/txmq.toml", "examples/tested_service",
+    "packaging/txmq.toml", "examples/services",
 )  # fmt: skip
 
 

@@ -39,6 +39,9 @@ STORIES: Final = {
     "a page of the console": (
         "tests/admin/test_letter_pages.py::test_a_letter_shows_its_life_and_pages_go_on"
     ),
+    "a service of the examples, killed and stopped": (
+        "tests/demo/test_five_services.py::test_a_killed_payment_charges_once_and_ends_in_order"
+    ),
     "letters reconciled and replayed by Spark": (
         "tests/spark/test_reconcile.py::test_a_plan_is_replayed_once_by_the_command"
     ),

@@ -201,7 +201,14 @@ def test_an_edit_is_compared_before_it_acts(console: ConsoleInMemory) -> None:
     assert "mended\nbody" in shown.body
     assert "typo" in shown.text
     assert console.act("dlq.edit", reason="typo", **change).status == 409
-    back: dict[str, Any] = {**place, "edits": 1, "revert": "yes"}
+    place["edits"] = 1
+    assert console.act("dlq.edit", reason="typo", **place, body='{"a": 1}').status == 200
+    place["edits"] = 2
+    broken = console.act("dlq.edit", reason="typo", **place, body='{"a": 1')
+    assert (broken.status, "the body is no JSON" in broken.text) == (409, True)
+    told = console.act("dlq.edit", reason="typo", **place, body='{"a": 1', any_format="yes")
+    assert told.status == 200, told.text
+    back: dict[str, Any] = {**place, "edits": 3, "revert": "yes"}
     assert "+xxxxxxxxxx" in console.act("dlq.edit", sure=False, **back).text
 
 

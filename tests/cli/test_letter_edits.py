@@ -36,6 +36,10 @@ def shown(body: bytes = b'{"amount": 1}', **fields: object) -> dict[str, Any]:
     ("options", "changes"),
     [
         (("--body", "x\udcff"), {"body": encoded(b"x\xff"), "headers": None}),
+        (
+            ("--body", "x", "--any-format"),
+            {"body": encoded(b"x"), "headers": None, "any_format": True},
+        ),
         (("--file", "-"), {"body": encoded(b"from stdin"), "headers": None}),
         (
             ("--header", "b=3", "--header", "c=", "--unset-header", "a"),
@@ -54,7 +58,7 @@ def test_an_edit_changes_what_the_options_say(
     result = run(*EDIT, *options, "--json", stdin=b"from stdin")
     assert client.calls == [
         ("dlq.show", PLACE),
-        ("dlq.edit", PLACE | AS_ADA | {"edits": 1} | changes),
+        ("dlq.edit", PLACE | AS_ADA | {"edits": 1, "any_format": False} | changes),
     ]
     reply = json.loads(result.stdout)
     assert reply["edits"] == 2

@@ -20,6 +20,7 @@ from txmq.client.blocking.client import Client
 from txmq.client.protocol.awaited.jobs import JobBundle
 from txmq.client.protocol.letters import DeadLetter, LetterSearch
 from txmq.errors import (
+    BadRequest,
     ConfigError,
     Conflict,
     LocalProtocolError,
@@ -145,9 +146,13 @@ def test_a_service_edits_a_letter_and_takes_it_back(real: RealBroker, connect: C
         client.edit_letter(letter, headers={}, **named)
     [letter] = client.letters("edits-g", bodies=True)
     assert (letter.edits, letter.body, letter.headers) == (1, b'{"amount": 7}', {"n": "0"})
-    assert client.revert_letter(letter, **named) == 2
+    with pytest.raises(BadRequest, match="no JSON"):
+        client.edit_letter(letter, body=b"seven", **named)
+    assert client.edit_letter(letter, body=b"seven", any_format=True, **named) == 2
+    [letter] = client.letters("edits-g")
+    assert client.revert_letter(letter, **named) == 3
     [letter] = client.letters("edits-g", bodies=True)
-    assert (letter.edits, letter.body) == (2, b"0")
+    assert (letter.edits, letter.body) == (3, b"0")
 
 
 def test_the_twisted_face_edits_a_letter(

@@ -1,6 +1,6 @@
 """The services of the order flow, killed and served by pytest's plugin.
 
-examples/tested_service is killed at every step; here are two that differ.
+Those of examples/services are killed at every step; here are two that differ.
 """
 
 from __future__ import annotations
@@ -79,14 +79,10 @@ def charge_waiting(url: str, dsn: str) -> None:
         )
 
 
-def patient_kit(broker: BrokerThread) -> CrashKit:
-    return CrashKit(broker, patience_s=PATIENCE_S)
-
-
 def test_an_order_is_taken_in_if_and_only_if_the_others_hear_of_it(
     txmq_broker: BrokerThread, txmq_client: txmq.Client, shop: str
 ) -> None:
-    for kill in patient_kit(txmq_broker).kills(place, txmq_broker.url, shop, points=tuple(STEPS)):
+    for kill in CrashKit(txmq_broker).kills(place, txmq_broker.url, shop, points=tuple(STEPS)):
         rows = query(shop, "SELECT order_id, version FROM orders ORDER BY order_id")
         messages = [OrderPlaced.decode(found.body) for found in txmq_client.find(ORDER_PLACED)]
         assert sorted((found.order_id, found.version) for found in messages) == rows, kill
@@ -103,9 +99,7 @@ def test_a_killed_payment_charges_each_order_once(
     """The order of the blocked customer becomes a dead letter."""
     for customer_id in (1, 2, 1):
         place(txmq_broker.url, shop, customer_id)
-    for _kill in patient_kit(txmq_broker).kills(
-        charge_waiting, txmq_broker.url, shop, points=INBOX
-    ):
+    for _kill in CrashKit(txmq_broker).kills(charge_waiting, txmq_broker.url, shop, points=INBOX):
         charge_waiting(txmq_broker.url, shop)
     assert query(shop, CHARGED) == [(1,), (3,)]
     [letter] = txmq_letters(GROUP)

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from txmq.crashpoints import VARIABLE
 from txmq.errors import LocalProtocolError
-from txmq.testing.wait import wait_until
+from txmq.testing.wait import PATIENCE_S, wait_until
 
 if TYPE_CHECKING:
     from txmq.testing.broker_thread import BrokerThread
@@ -54,9 +54,9 @@ class CrashKit:
     left.
     """
 
-    def __init__(self, broker: BrokerThread, *, patience_s: float = 30.0) -> None:
-        """A function that has not ended after `patience_s` fails the test."""
-        self._broker, self._patience_s = broker, patience_s
+    def __init__(self, broker: BrokerThread) -> None:
+        """A function that has not ended after PATIENCE_S seconds fails the test."""
+        self._broker = broker
         self.kills_done: list[Kill] = []
         self.missed: list[str] = []
 
@@ -101,7 +101,7 @@ class CrashKit:
             self._broker.clock.advance(STEP_S)
             return False
 
-        wait_until(settled, self._patience_s, what="the transactions of a killed process decided")
+        wait_until(settled, what="the transactions of a killed process decided")
 
     def _run(self, work: Callable[..., object], arguments: tuple[object, ...], armed: str) -> bool:
         """Run the work with a crash point armed; return whether it died there."""
@@ -109,12 +109,12 @@ class CrashKit:
             target=_armed, args=(armed, work, arguments), daemon=True
         )
         process.start()
-        process.join(self._patience_s)
+        process.join(PATIENCE_S)
         if process.exitcode is None:
             process.kill()
             process.join()
             raise LocalProtocolError(
-                f"{work.__qualname__} has not ended after {self._patience_s} s",
+                f"{work.__qualname__} has not ended after {PATIENCE_S} s",
                 hint="let it return by itself, as after a number of messages",
             )
         if process.exitcode not in (0, -signal.SIGKILL):

@@ -387,6 +387,21 @@ def test_an_edited_body_fits_the_schema_of_its_topic() -> None:
     assert other.error is BadRequest, "the same body, read in another way"
 
 
+@pytest.mark.parametrize("told", [{"any_format": True}, {"headers": {"content-type": "text/csv"}}])
+def test_an_edited_body_that_was_json_stays_json_unless_told_otherwise(
+    told: dict[str, Any],
+) -> None:
+    office = EditOffice(1)
+    assert office.edit(0, body=b'{"amount": 1}') == {"edits": 1}, "it was none"
+    refused = office.edit(0, edits=1, body=b'{"amount": 2')
+    assert refused.error is BadRequest
+    assert "the body is no JSON: Expecting ',' delimiter" in refused.message
+    assert "--any-format" in refused.hint
+    assert office.edit(0, edits=1, body=b"17") == {"edits": 2}
+    assert office.edit(0, edits=2, body=b'["amount"]') == {"edits": 3}
+    assert office.edit(0, edits=3, body=b"amount;2", **told) == {"edits": 4}
+
+
 def test_a_damaged_letter_of_a_plan_stands_in_nobodys_way() -> None:
     office = EditOffice(6)
     office.broker.start()

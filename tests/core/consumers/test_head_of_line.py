@@ -57,6 +57,22 @@ def test_where_most_wait_it_is_an_outage(world: ConsumersWorld) -> None:
     assert (window(world).word, window(world).unprocessed_share) == ("outage", 1.0)
 
 
+@pytest.mark.parametrize("others", [0, 5])
+def test_one_key_with_parked_followers_is_no_outage(others: int) -> None:
+    world = ConsumersWorld(t=1)
+    world.publish("t", *[7] * 20, *range(100, 100 + others))
+    world.join("a", mode="ordered", retry=QUICK)
+    world.fetch("a")
+    world.nack("a", 0, failure=AWAY)
+    world.return_messages("a", (1, 20))
+    world.ack("a", (20, 20 + others))
+    world.fetch("a")
+    world.now += 20 * SECOND
+    seen = window(world)
+    assert (seen.head, seen.size, seen.unprocessed, seen.processed) == (0, 1 + others, 1, others)
+    assert seen.word == ("poison" if others else "")
+
+
 def test_dead_letters_are_neither_processed_nor_waiting(world: ConsumersWorld) -> None:
     for offset in range(1, 30):
         world.nack("a", offset, dead=True)

@@ -258,7 +258,14 @@ ROWS = (
     Action(
         "dlq.edit",
         "Edit the message",
-        {**LETTER, "edits": number, "body": f.body, "headers": f.headers, "revert": flag},
+        {
+            **LETTER,
+            "edits": number,
+            "body": f.body,
+            "headers": f.headers,
+            "revert": flag,
+            "any_format": flag,
+        },
         "The message is delivered with the new version; what was published is kept.",
         leads="letters/{group}/{topic}/{partition}/{offset}",
     ),

@@ -17,7 +17,7 @@ from txmq.core.events.base import LogSpan
 from txmq.core.events.outcome import Rejected
 from txmq.crashpoints import crashpoint
 from txmq.errors import BadRequest, LocalProtocolError, MessageTooLarge
-from txmq.model.schemas.bodies import CONTENT_TYPE, mistake_in
+from txmq.model.schemas.bodies import CONTENT_TYPE, format_lost, mistake_in
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -25,6 +25,13 @@ if TYPE_CHECKING:
     from txmq.broker.engine.engine import Engine
     from txmq.core.consumers.letter_edits import OpenLetter
     from txmq.wire.calls import letters as wire
+
+
+LOST = (
+    "the body before it is: mend the new one, give another content-type, or send it as it is "
+    "(--any-format, any_format=True)"
+)
+SCHEMA = "mend the body: txmq topic schema show prints the schema"
 
 
 class LetterEditCalls:
@@ -65,28 +72,32 @@ class LetterEditCalls:
             after = edited_row(before, 0, body=body, headers=args.headers)
         except (LocalProtocolError, MessageTooLarge) as error:
             return Rejected(BadRequest, error.message, error.hint)
-        if mistake := self._mistake_in(before, after, args):
-            message = f"the body does not fit the schema of topic {args.topic!r}: {mistake}"
-            return Rejected(
-                BadRequest, message, "mend the body: txmq topic schema show prints the schema"
-            )
+        if refused := self._mistake_in(before, after, args):
+            return refused
         if after == before:
             message = "the edit changes nothing: the letter has this body and these headers"
             return Rejected(BadRequest, message, "see the letter: txmq dlq show")
         return (after,) if row.edits else (before, after)
 
-    def _mistake_in(self, before: bytes, after: bytes, args: wire.DlqEdit) -> str:
-        """Return the first mistake of an edited body by its topic's JSON Schema. A body
-        that stays may be older than the schema.
+    def _mistake_in(self, before: bytes, after: bytes, args: wire.DlqEdit) -> Rejected | None:
+        """Return the first mistake of an edited body: it has lost the format that the
+        former one had, or does not fit the JSON Schema of its topic. A body that stays
+        may be older than the schema.
         """
-        schema = self._engine.state.topics[args.topic].settings.schema
-        if not schema:
-            return ""
-        was, now = (
-            (view.bodies[0], dict(view.headers[0]).get(CONTENT_TYPE, ""))
+        (was, its_type), (body, content_type) = (
+            (bytes(view.bodies[0]), dict(view.headers[0]).get(CONTENT_TYPE, ""))
             for view in map(BatchView, (before, after))
         )
-        return "" if was == now else mistake_in(schema, *now)
+        if (was, its_type) == (body, content_type):
+            return None
+        same_format = its_type == content_type and not args.any_format
+        if same_format and (lost := format_lost(was, body, content_type)):
+            return Rejected(BadRequest, lost, LOST)
+        schema = self._engine.state.topics[args.topic].settings.schema
+        if schema and (mistake := mistake_in(schema, body, content_type)):
+            message = f"the body does not fit the schema of topic {args.topic!r}: {mistake}"
+            return Rejected(BadRequest, message, SCHEMA)
+        return None
 
     def _store(
         self,

@@ -50,6 +50,10 @@ Editor = Annotated[
     bool, typer.Option("--editor", help="Edit the body in the program that $EDITOR names.")
 ]
 Revert = Annotated[bool, typer.Option("--revert", help="Return to what was published.")]
+AnyFormat = Annotated[
+    bool,
+    typer.Option("--any-format", help="Take a body that is no JSON though the former one is."),
+]
 Model = Annotated[
     str | None,
     typer.Option(
@@ -71,6 +75,7 @@ def edit(  # noqa: PLR0913  # its options
     unset_header: Unset = None,
     revert: Revert = False,
     model: Model = None,
+    any_format: AnyFormat = False,
     operator: Operator,
     reason: Reason,
     yes: Yes = False,
@@ -113,6 +118,7 @@ def edit(  # noqa: PLR0913  # its options
         changes = {
             "body": None if after.body == before.body else b64encode(after.body).decode(),
             "headers": None if after.headers == before.headers else dict(after.headers),
+            "any_format": any_format,
         }
     reply = session.client.call(
         "dlq.edit", **place, edits=number, **changes, operator=operator, reason=reason

@@ -51,6 +51,7 @@ def edit_args(  # what an edit is
     body: bytes | None,
     headers: Mapping[str, str] | None,
     model: type[BaseModel] | BodyCheck | None,
+    any_format: bool,
     operator: str,
     reason: str,
 ) -> dict[str, object]:
@@ -60,6 +61,7 @@ def edit_args(  # what an edit is
     changes = {
         "body": None if body is None else b64encode(body).decode(),
         "headers": None if headers is None else dict(headers),
+        "any_format": any_format,
     }
     return _place(letter) | changes | {"operator": operator, "reason": reason}
 

@@ -2,11 +2,12 @@
 
 The window begins with the first message that is delivered and not processed, and ends
 with the last one that was delivered. Of its messages, a share is unprocessed: leased,
-waiting for a retry, parked, or at a consumer. Another share is processed, behind the
-first one. What a filter passed over is no part of it.
+waiting for a retry, or at a consumer. Another share is processed, behind the first one.
+What a filter passed over is no part of it, nor what is parked: nobody has tried it.
 
 - Most of a window is processed: its head is poison. The others of its time go through.
-- Most of it is unprocessed: what the consumers call is away, or they stand still.
+- Most of it is unprocessed: what the consumers call is away, or they stand still. One
+  message alone does not tell.
 
 Neither is said of a window that moves. It stands once its head has failed or has been
 leased for a while, or the group's limit of messages under way (`span`) is nearly
@@ -15,11 +16,12 @@ reached. uForwarder finds blocked heads of Kafka's partitions by the same two nu
 
 from __future__ import annotations
 
+from collections import Counter
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from txmq.core.state import failed_messages
-from txmq.core.state.failed_rows import DELIVERABLE
+from txmq.core.state.failed_rows import FailedKind
 from txmq.model.topic_partition import TopicPartition
 from txmq.model.units import SECOND
 
@@ -37,6 +39,7 @@ NEARLY_FULL = 0.8  # of the limit of messages under way
 MIN_BEHIND = 16  # messages behind a head that tell whether it is poison
 MAX_FENCES = 16  # failed keys: where more have failed, no single one is poison
 POISON, OUTAGE = "poison", "outage"
+TRIED = (FailedKind.RETRY, FailedKind.LOCAL)
 
 
 class Window(NamedTuple):
@@ -67,7 +70,7 @@ class Window(NamedTuple):
             return ""
         if 2 * self.processed >= self.size:
             return POISON
-        return OUTAGE if 2 * self.unprocessed > self.size else ""
+        return OUTAGE if self.unprocessed > 1 and 2 * self.unprocessed > self.size else ""
 
 
 def window_of(state: State, group: ConsumerGroup, tp: TopicPartition, now: int) -> Window:
@@ -80,7 +83,7 @@ def window_of(state: State, group: ConsumerGroup, tp: TopicPartition, now: int) 
     rows = failed_messages.last_rows_before(state, group, tp, low, end, MAX_ROWS)
     if len(rows) == MAX_ROWS:
         low = rows[0][0][2]
-    waiting = [(ref, row) for ref, row in rows if row.kind in DELIVERABLE]
+    waiting = [(ref, row) for ref, row in rows if row.kind in TRIED]
     heads = [ref[2] for ref, _row in waiting[:1]]
     if position.unsettled:
         heads.append(max(low, position.floor))
@@ -94,13 +97,14 @@ def window_of(state: State, group: ConsumerGroup, tp: TopicPartition, now: int) 
     )
     open_messages = sum(_total(ranges, head, end) for ranges in under_way)
     unprocessed = open_messages + len(waiting)
-    dead = sum(1 for ref, row in rows if ref[2] >= head and row.kind not in DELIVERABLE)
-    size = end - head - _total(position.filtered, head, end)
+    others = Counter(row.kind for ref, row in rows if ref[2] >= head and row.kind not in TRIED)
+    parked = others.pop(FailedKind.PARKED, 0)
+    size = end - head - parked - _total(position.filtered, head, end)
     return Window(
         head,
         size,
         unprocessed,
-        max(0, size - unprocessed - dead),
+        max(0, size - unprocessed - others.total()),
         _stands(group, position, waiting[0][1] if waiting else None, now),
     )
 

@@ -69,16 +69,31 @@ def mistake_in(schema: str, body: bytes, content_type: str = "") -> str:
     are not followed, and patterns are not checked: a regular expression can take for
     ever. Never raises; a schema that cannot be used is a mistake, too.
     """
-    try:
-        value = _decoded(body, content_type)
-    except (ValueError, RecursionError) as error:
-        return f"the body is no {_format(content_type)}: {error}"[:MAX_MISTAKE]
+    value, mistake = _read(body, content_type)
+    if mistake:
+        return mistake
     try:
         validator = _validator(schema)
         found = next(validator.iter_errors(value), None)
     except Exception as error:  # noqa: BLE001  # a library's, about a schema of any kind
         return f"the schema cannot be used: {type(error).__name__}: {error}"[:MAX_MISTAKE]
     return "" if found is None else f"{found.json_path}: {found.message}"[:MAX_MISTAKE]
+
+
+def format_lost(before: bytes, after: bytes, content_type: str = "") -> str:
+    """Return why a body cannot be read, where the one before it was an object or an
+    array; else "". A bare number or text is often no JSON on purpose.
+    """
+    value, _mistake = _read(before, content_type)
+    return _read(after, content_type)[1] if isinstance(value, dict | list) else ""
+
+
+def _read(body: bytes, content_type: str) -> tuple[Any, str]:
+    """Return the value of a body, or None and why it has none."""
+    try:
+        return _decoded(body, content_type), ""
+    except (ValueError, RecursionError) as error:
+        return None, f"the body is no {_format(content_type)}: {error}"[:MAX_MISTAKE]
 
 
 def _format(content_type: str) -> str:

@@ -175,7 +175,8 @@ class DlqEdit(GroupArgs):
     a retry.
 
     A `body` in base64 or `headers`, null = as they are; or `revert` to what was
-    published. `edits` is the number of edits that the caller has seen.
+    published. `edits` is the number of edits that the caller has seen. `any_format`
+    takes a body that is no JSON though the former one is.
     """
 
     topic: Name
@@ -185,6 +186,7 @@ class DlqEdit(GroupArgs):
     body: Annotated[str, AfterValidator(_base64), Field(max_length=BODY_TEXT)] | None = None
     headers: Headers | None = None
     revert: bool = False
+    any_format: bool = False
     operator: Name
     reason: Reason
 

@@ -100,6 +100,7 @@ class AwaitedMessageCalls(AwaitedLetterCalls):
         body: bytes | None = None,
         headers: Mapping[str, str] | None = None,
         model: type[BaseModel] | BodyCheck | None = None,
+        any_format: bool = False,
         operator: str,
         reason: str,
     ) -> int:
@@ -110,12 +111,19 @@ class AwaitedMessageCalls(AwaitedLetterCalls):
         It stays the same message, and an inbox knows it as such. A new body is first
         checked against `model`: a pydantic model, or a function that raises an
         exception.
-        Raises LocalProtocolError where it does not fit, Conflict where the letter is
-        not open any more, a consumer has the message in hand, or it was edited since
-        `letter` was read.
+        Raises LocalProtocolError where it does not fit, BadRequest where the former
+        body is JSON and the new one is not, unless it may have `any_format`. Raises
+        Conflict where the letter is not open any more, a consumer has the message in
+        hand, or it was edited since `letter` was read.
         """
         args = edit_args(
-            letter, body=body, headers=headers, model=model, operator=operator, reason=reason
+            letter,
+            body=body,
+            headers=headers,
+            model=model,
+            any_format=any_format,
+            operator=operator,
+            reason=reason,
         )
         return int((await self._core.call("dlq.edit", args))["edits"])
 

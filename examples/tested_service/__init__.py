@@ -1,1 +1,0 @@
-"""A service with its tests, as docs/TESTING.md describes them."""
