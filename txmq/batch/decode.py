@@ -83,6 +83,11 @@ class BatchView:
             data[start:end] for start, end in pairwise(offsets_of(self.buffer, body, self._count))
         ]
 
+    def size_of(self, row: int) -> int:
+        """Return the size of one body, which need not be decompressed for that."""
+        start, end = BOUNDS.unpack_from(self.buffer, self._layout.body.offsets + 4 * row)
+        return int(end - start)
+
     @cached_property
     def keys(self) -> list[str | None]:
         return self._texts(self._layout.key)
