@@ -55,6 +55,11 @@ def _twisted(reactor: Any, in_reactor: Callable[..., Any], url: str) -> None:
     in_reactor(work)
 
 
+def test_a_misspelt_option_is_told_with_what_may_be_meant() -> None:
+    with pytest.raises(ConfigError, match="no option 'time_out': did you mean timeout"):
+        txmq.connect("txmq://127.0.0.1:7650", time_out=1)  # type: ignore[call-arg]
+
+
 def test_a_log_may_be_named_by_its_text() -> None:
     log = uuid4()
     for named in (log, str(log)):

@@ -38,6 +38,11 @@ def test_the_arguments_are_those_of_the_registry(script: ModuleType) -> None:
     ("name", "args", "told"),
     [
         ("topic.show", {}, "topic.show: name: is missing"),
+        (
+            "topic.show",
+            {"nme": "a"},
+            "topic.show: nme: there is no such argument: did you mean name?",
+        ),
         ("topic.show", {"name": "a", "nme": 1}, "topic.show: nme: there is no such argument"),
         (
             "topic.show",
