@@ -70,4 +70,6 @@ class Publishing:
                 failed.append(error)
         if failed:
             count = counted(len(failed), "message")
-            raise OperationalError(f"{count} without a receipt: {failed[0]}") from failed[0]
+            raise OperationalError(f"{count} sent before got no receipt: {failed[0]}") from failed[
+                0
+            ]
