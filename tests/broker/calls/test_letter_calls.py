@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from tests.broker.support import BrokerInMemory, Client, FakeNode
-from txmq.batch import encode, verify
+from txmq.batch import Codec, decode, encode, verify
+from txmq.batch.codecs import decompress
 from txmq.broker.calls import letters as letter_calls
 from txmq.broker.engine import turn_work
 from txmq.core.consumers import letter_notes, letter_selection
@@ -389,3 +390,41 @@ def test_selections_are_saved_by_name_and_used_by_all_calls(office: Office) -> N
     assert ask("dlq.save", name="ants").error is BadRequest
     assert [one["name"] for one in ask("dlq.saved", limit=1)["selections"]] == ["bees"]
     ask("dlq.save", name="bees")
+
+
+def test_a_page_of_letters_decompresses_about_as_much_as_it_shows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A batch of 1 KiB in the log may have 16 MiB of bodies."""
+    office = Office(0)
+    for number in range(4):
+        batch = encode(
+            [Message(bytes(300_000), f"k{number}")],
+            producer_id=b"p" * 16, epoch=0, sequence=number, born_at=1, codec=Codec.ZSTD,
+        )  # fmt: skip
+        office.broker.do(StoreBatch("t", 0, 0, batch, verify(batch)))
+    wanted = Fetch(office.joined["generation"], 0, 1 << 22, 10_000, "g", "a")
+    office.client.ask(Opcode.FETCH, pack_fetch(wanted))
+    for offset in range(4):
+        office.nack(offset, {"type": "A", "text": "x", "bases": [], "fingerprint": "f"})
+    opened: list[int] = []
+
+    def counted(codec: int, data: bytes, size: int) -> bytes:
+        if codec:
+            opened.append(size)
+        return decompress(codec, data, size)
+
+    def listed(**args: Any) -> Any:
+        return office.broker.ask("dlq.list", group="g", **args)
+
+    monkeypatch.setattr(decode, "decompress", counted)
+    assert [one["size"] for one in listed()["letters"]] == [300_000] * 4
+    assert len(listed(select={"key": "k3"})["letters"]) == 1
+    assert opened == []
+    monkeypatch.setattr(letter_calls, "MAX_READ", 400_000)
+    monkeypatch.setattr(letter_calls, "READ_PER_STEP", 400_000)
+    for args in ({}, {"select": {}}):
+        page = listed(bodies=True, **args)
+        assert (len(page["letters"]), len(opened)) == (2, 2)
+        assert page["next"] is not None
+        opened.clear()
