@@ -49,8 +49,7 @@ class Office:
             headers = {"tenant": "blue" if at % 5 else "red"} if at % 2 else None
             self.send(Message(b"x" * 10, f"k{at % 7}", headers=headers))
         self.number += number
-        wanted = Fetch(self.joined["generation"], 0, 1 << 22, 10_000, "g", "a")
-        assert self.client.ask(Opcode.FETCH, pack_fetch(wanted)).status == 0
+        self.fetch()
         for at in range(self.number - number, self.number):
             error: dict[str, Any] = {
                 "type": "B" if at % 10 < 2 else "A",
@@ -61,8 +60,27 @@ class Office:
             self.nack(at, error)
             self.broker.pass_time(60)
 
-    def send(self, message: Message) -> None:
-        data = encode([message], producer_id=b"p" * 16, epoch=0, sequence=self.sequence, born_at=1)
+    def kill_packed(self, number: int, size: int) -> None:
+        """Kill messages whose batches have a few bytes for bodies of this size."""
+        for at in range(number):
+            self.send(Message(bytes(size), f"k{at}"), Codec.ZSTD)
+        self.fetch()
+        for at in range(number):
+            self.nack(at, {"type": "A", "text": "x", "bases": [], "fingerprint": "f"})
+
+    def fetch(self) -> None:
+        wanted = Fetch(self.joined["generation"], 0, 1 << 22, 10_000, "g", "a")
+        assert self.client.ask(Opcode.FETCH, pack_fetch(wanted)).status == 0
+
+    def send(self, message: Message, codec: Codec = Codec.NONE) -> None:
+        data = encode(
+            [message],
+            producer_id=b"p" * 16,
+            epoch=0,
+            sequence=self.sequence,
+            born_at=1,
+            codec=codec,
+        )
         self.sequence += 1
         self.broker.do(StoreBatch("t", 0, 0, data, verify(data)))
 
@@ -397,16 +415,7 @@ def test_a_page_of_letters_decompresses_about_as_much_as_it_shows(
 ) -> None:
     """A batch of 1 KiB in the log may have 16 MiB of bodies."""
     office = Office(0)
-    for number in range(4):
-        batch = encode(
-            [Message(bytes(300_000), f"k{number}")],
-            producer_id=b"p" * 16, epoch=0, sequence=number, born_at=1, codec=Codec.ZSTD,
-        )  # fmt: skip
-        office.broker.do(StoreBatch("t", 0, 0, batch, verify(batch)))
-    wanted = Fetch(office.joined["generation"], 0, 1 << 22, 10_000, "g", "a")
-    office.client.ask(Opcode.FETCH, pack_fetch(wanted))
-    for offset in range(4):
-        office.nack(offset, {"type": "A", "text": "x", "bases": [], "fingerprint": "f"})
+    office.kill_packed(4, 300_000)
     opened: list[int] = []
 
     def counted(codec: int, data: bytes, size: int) -> bytes:
