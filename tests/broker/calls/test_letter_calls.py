@@ -49,7 +49,7 @@ class Office:
             headers = {"tenant": "blue" if at % 5 else "red"} if at % 2 else None
             self.send(Message(b"x" * 10, f"k{at % 7}", headers=headers))
         self.number += number
-        self.fetch()
+        self.take()
         for at in range(self.number - number, self.number):
             error: dict[str, Any] = {
                 "type": "B" if at % 10 < 2 else "A",
@@ -64,11 +64,11 @@ class Office:
         """Kill messages whose batches have a few bytes for bodies of this size."""
         for at in range(number):
             self.send(Message(bytes(size), f"k{at}"), Codec.ZSTD)
-        self.fetch()
+        self.take()
         for at in range(number):
             self.nack(at, {"type": "A", "text": "x", "bases": [], "fingerprint": "f"})
 
-    def fetch(self) -> None:
+    def take(self) -> None:
         wanted = Fetch(self.joined["generation"], 0, 1 << 22, 10_000, "g", "a")
         assert self.client.ask(Opcode.FETCH, pack_fetch(wanted)).status == 0
 
@@ -432,7 +432,8 @@ def test_a_page_of_letters_decompresses_about_as_much_as_it_shows(
     assert opened == []
     monkeypatch.setattr(letter_calls, "MAX_READ", 400_000)
     monkeypatch.setattr(letter_calls, "READ_PER_STEP", 400_000)
-    for args in ({}, {"select": {}}):
+    selections: list[dict[str, Any]] = [{}, {"select": {}}]
+    for args in selections:
         page = listed(bodies=True, **args)
         assert (len(page["letters"]), len(opened)) == (2, 2)
         assert page["next"] is not None
