@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,6 +17,9 @@ from tests import java_archive
 
 # Before modules copy the environment for the processes that they start.
 os.environ.update(java_archive.environment())
+# A shell's background job (`make test &`) has it ignored, as would what tests start.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 pytest_plugins = ["tests.fixtures_browser", "tests.fixtures_postgres", "tests.reporting"]
 

@@ -1047,6 +1047,7 @@ FAULTS: dict[int, tuple[str, ...]] = {
         "test_the_first_signal_lets_the_handler_finish",
         "test_the_second_signal_ends_the_process_at_once",
         "test_a_child_of_a_fork_ends_at_its_first_signal",
+        "test_a_signal_that_is_ignored_stays_so",
     ),
     315: (
         "test_a_configured_broker_makes_no_topic_that_somebody_only_names",
@@ -1308,6 +1309,7 @@ FAULTS: dict[int, tuple[str, ...]] = {
     ),
     353: (
         "test_the_ends_of_certificates_follow_their_files_where_nobody_connects",
+        "test_of_the_chain_that_is_served_the_first_end_counts",
         "test_a_certificate_is_critical_on_its_last_day_and_behind_it",
         "test_5_a_certificate_ends",
     ),
@@ -1571,6 +1573,21 @@ FAULTS: dict[int, tuple[str, ...]] = {
         "test_a_slow_message_of_one_partition_holds_up_no_fence_of_another",
         "test_an_ack_of_many_heads_looks_once_for_what_they_wait_for",
     ),
+    356: (
+        "test_a_join_that_is_refused_midway_leaves_nobody",
+        "test_a_join_that_does_not_come_to_its_end_leaves_no_temporary_group",
+        "test_of_two_that_join_by_steps_under_one_name_the_newer_wins",
+    ),
+    357: (
+        "test_a_step_shows_about_so_many_bytes_however_small_they_are_compressed",
+        "test_a_step_ends_with_a_page",
+        "test_undecided_messages_of_a_key_come_in_pages",
+        "test_a_page_of_letters_decompresses_about_as_much_as_it_shows",
+        "test_one_call_decompresses_so_many_bytes",
+        "test_a_check_lets_others_in_between_two_letters",
+    ),
+    358: ("test_what_no_node_can_know_hides_none",),
+    359: ("test_a_follower_that_ends_does_not_wait_while_kafka_is_away",),
 }
 
 # Each bug with the names under which it is planted, or the test that must find it.

@@ -13,6 +13,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
+from importlib import import_module
 from typing import Any
 
 import pytest
@@ -31,6 +32,10 @@ from txmq.client.protocol.settings import Options
 from txmq.client.protocol.transaction.options import TransactionOptions, XaOptions
 from txmq.errors import ConfigError
 
+PARTS = (
+    *("aio", "asyncpg", "django", "errors", "kombu", "postgres", "psycopg", "selector"),
+    *("sqlalchemy", "starlette", "taskiq", "testing", "twisted"),
+)
 TWISTED = (txmq.twisted.Client, txmq.twisted.Cluster)
 AIO = (txmq.aio.Client, txmq.aio.Cluster)
 CLIENTS = (txmq.Client, txmq.Cluster, *TWISTED, *AIO)
@@ -344,6 +349,13 @@ def test_what_is_not_there_yet_is_refused_not_ignored() -> None:
 )
 def test_a_part_that_documents_name_needs_no_import_of_its_own(part: str) -> None:
     assert txmq.__getattr__(part) is sys.modules[f"txmq.{part}"]
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_the_help_of_a_part_shows_how_it_is_used(part: str) -> None:
+    shown = inspect.getdoc(import_module(f"txmq.{part}"))
+    assert shown is not None
+    assert re.search(r"^    \S", shown, re.MULTILINE), "an example, indented"
 
 
 def test_help_lists_what_there_is() -> None:

@@ -1,8 +1,11 @@
 """Connections of asyncpg that take messages along with their COMMIT.
 
-connection = await asyncpg.connect(dsn, connection_class=txmq.asyncpg.EnlistConnection)
-async with connection.transaction():
-client.enlist(connection).send("orders", body)
+    made_by = txmq.asyncpg.EnlistConnection
+    connection = await asyncpg.connect(dsn, connection_class=made_by)
+    async with connection.transaction():
+        client.enlist(connection).send("orders", body)
+
+A pool takes the same `connection_class`; the client is one of `txmq.aio`.
 """
 
 from txmq.errors.extras import require

@@ -800,7 +800,7 @@ def test_from_an_alarm_an_operator_walks_to_the_end_of_a_failure(console: Consol
         leave(console)
         wait_until(lambda: "version 1" in console.text(), what="the letter with its new version")
         console.open("letters/walk")
-        follow(console, "a[href*='plan/new']", "1 letters of group walk match")
+        follow(console, "a[href*='plan/new']", "1 letter of group walk to replay")
         press_button(console, "Make the plan")
         acted(console)
         leave(console)

@@ -215,7 +215,7 @@ def test_an_edit_is_compared_before_it_acts(console: ConsoleInMemory) -> None:
 def test_a_plan_is_made_checked_started_and_ended(console: ConsoleInMemory) -> None:
     assert "There are no plans" in console.get("/plans").text
     counted = console.get("/plan/new?group=g&filter=fingerprint:f3&name=p-1")
-    assert "letters of group g match" in counted.text
+    assert "of group g to replay" in counted.text
     made = console.act("plan.create", name="p-1", group="g", filter="fingerprint:f3", rate="0.5",
                        canary="1", pause="yes")  # fmt: skip
     assert made.status == 200, made.text
@@ -348,7 +348,7 @@ def test_what_is_retried_is_listed_hastened_buried_skipped_and_edited() -> None:
     console = ConsoleInMemory(office.broker)
     for path in ("/letters", "/letters/g"):
         assert "filter=state:retrying" in unquote(console.get(path).body)
-    assert "1 of 2 groups have dead letters, or messages that are retried" in (
+    assert "Groups with dead letters, or messages that are retried: 1 of 2" in (
         console.get("/letters").text
     )
     page = console.get(f"/letters/g?filter={quote('state:retrying,replaying,local')}")

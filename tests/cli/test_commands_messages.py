@@ -267,7 +267,7 @@ def test_a_selection_is_replayed_in_portions_after_a_yes(client: ScriptedClient)
         {"done": [["orders", 3, 0]] * 2, "refused": [], "next": None, "scanned": 2},
     ]
     result = run("dlq", "replay", "billing", "--where", "text=x", stdin="y\n")
-    assert "Replay 1002 letters" in result.stderr
+    assert "Replay 1,002 letters" in result.stderr
     assert [call for call, _args in client.calls] == ["dlq.stats", "dlq.replay", "dlq.replay"]
     assert [args["select"] for _call, args in client.calls] == [{"text": "x"}] * 3
     assert [args.get("cursor") for _call, args in client.calls] == [None, None, "aa"]

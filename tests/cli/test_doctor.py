@@ -133,7 +133,11 @@ def test_certificates_that_clients_would_refuse_are_found_and_versions_are_named
     good = authority.sign("broker")
     assert found_with(good, f'client_ca = "{authority.ca}"')[0] == "ok"
     assert found_with(authority.sign("soon", days=5))[0] == "warning"
-    assert found_with(authority.sign("late", days=-1))[0] == "failure"
+    late = authority.sign("late", days=-1)
+    assert found_with(late)[0] == "failure"
+    chain = authority.sign("chain")
+    chain.cert.write_bytes(chain.cert.read_bytes() + late.cert.read_bytes())
+    assert found_with(chain)[0] == "failure"
     other = authority.sign("other")
     assert found_with(Files(good.cert, other.key))[0] == "failure"
     assert found_with(Files(good.cert, tmp_path / "t.toml"))[0] == "failure"

@@ -43,7 +43,6 @@ def test_a_command_that_is_interrupted_at_its_first_import_says_nothing() -> Non
     module, _, function = project["scripts"]["txmq"].partition(":")
     program = f"""
 import os, signal, sys
-signal.signal(signal.SIGINT, signal.default_int_handler)
 
 class Interrupt:
     def find_spec(self, name, *_given):
@@ -70,7 +69,6 @@ def test_an_interrupted_command_ends_without_a_traceback(place: str, status: int
     module, _, name = place.rpartition(".")
     program = f"""
 import os, signal, sys
-signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's `&` has it ignored
 import {module} as patched
 import txmq_command as command
 

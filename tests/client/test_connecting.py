@@ -55,6 +55,12 @@ def _twisted(reactor: Any, in_reactor: Callable[..., Any], url: str) -> None:
     in_reactor(work)
 
 
+def test_a_misspelt_option_is_told_with_what_may_be_meant() -> None:
+    options: dict[str, Any] = {"time_out": 1}
+    with pytest.raises(ConfigError, match="no option 'time_out': did you mean timeout"):
+        txmq.connect("txmq://127.0.0.1:7650", **options)
+
+
 def test_a_log_may_be_named_by_its_text() -> None:
     log = uuid4()
     for named in (log, str(log)):

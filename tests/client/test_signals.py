@@ -145,6 +145,18 @@ def test_the_second_signal_ends_the_process_at_once(
         assert (process.wait(PATIENCE_S), process.communicate()) == (-signal.SIGINT, ("", ""))
 
 
+def test_a_signal_that_is_ignored_stays_so(real: RealBroker, client: Client) -> None:
+    """A shell ignores SIGINT for its background jobs."""
+    client.send("signals-ignored", b"first")
+    ignores = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)\n"
+    with program(ignores + PROGRAMS["run"], real.url, "signals-ignored") as process:
+        assert line(process) == "got first"
+        process.send_signal(signal.SIGINT)
+        process.send_signal(signal.SIGTERM)
+        out, err = process.communicate("\n", PATIENCE_S)
+        assert (process.returncode, out, err) == (0, "ended\n", "")
+
+
 def test_a_child_of_a_fork_ends_at_its_first_signal(real: RealBroker, client: Client) -> None:
     client.send("signals-forked", b"")
     with program(FORKED, real.url, "signals-forked") as process:

@@ -197,7 +197,7 @@ def test_sends_without_confirmation_tell_of_their_errors_later(tmp_path: Path) -
             queue.put("lost")
             queue.put("lost, too")
             other.transport.link.client.close(timeout=0)
-            with pytest.raises(OperationalError, match="2 messages that were sent before"):
+            with pytest.raises(OperationalError, match="2 messages sent before"):
                 queue.put("not sent")
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from txmq.errors import LocalProtocolError
 from txmq.model.durations import Duration, micros_of, seconds_of
+from txmq.model.measures import counted
 
 
 @pytest.mark.parametrize(
@@ -41,3 +42,11 @@ def test_what_is_no_duration_is_refused_by_its_name(duration: float) -> None:
     for convert in (micros_of, seconds_of):
         with pytest.raises(LocalProtocolError, match="less than ten years"):
             convert(duration, "delay")
+
+
+def test_a_number_has_its_noun() -> None:
+    assert [counted(number, "letter") for number in (0, 1, 2_000)] == [
+        "0 letters",
+        "1 letter",
+        "2,000 letters",
+    ]

@@ -228,7 +228,7 @@ def test_a_page_says_what_to_do_and_which_keys_have_most_letters() -> None:
     lost = [MissingMessage("transaction", None, "ab", "missing", NOW)]
     html = html_page(*found(letters, lost), path="s3a://plans/<today>")
     assert "txmq-spark replay --plan s3a://plans/&lt;today&gt; --canary 1 --pause" in html
-    assert "10 letters have 3 keys; the key with most of them has 80%" in html
+    assert "10 letters with 3 keys; the key with most of them has 80%" in html
     steps = re.findall(r"<li>([A-Z]\w+ \w+)", html)
     assert steps == ["Send again", "Remove the", "Try some", "Reconcile again"]
     assert "Nothing: there are no letters." in html_page(*found([]))

@@ -47,6 +47,11 @@ def test_the_script_prints_the_arguments_of_a_call(script: ModuleType) -> None:
     ("name", "args", "told"),
     [
         ("topic.show", {}, "topic.show: name: is missing"),
+        (
+            "topic.show",
+            {"nme": "a"},
+            "topic.show: nme: there is no such argument: did you mean name?",
+        ),
         ("topic.show", {"name": "a", "nme": 1}, "topic.show: nme: there is no such argument"),
         (
             "topic.show",

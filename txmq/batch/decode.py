@@ -83,6 +83,11 @@ class BatchView:
             data[start:end] for start, end in pairwise(offsets_of(self.buffer, body, self._count))
         ]
 
+    def size_of(self, row: int) -> int:
+        """Return the size of one body, which need not be decompressed for that."""
+        start, end = BOUNDS.unpack_from(self.buffer, self._layout.body.offsets + 4 * row)
+        return int(end - start)
+
     @cached_property
     def keys(self) -> list[str | None]:
         return self._texts(self._layout.key)
@@ -222,10 +227,13 @@ def edited_row(
     return pack_row(cells, times, header.tag_filter, producer)
 
 
-def single_row(buffer: bytes, row: int, view: BatchView | None = None) -> bytes:
+def single_row(
+    buffer: bytes, row: int, view: BatchView | None = None, *, body: bool = True
+) -> bytes:
     """Return one row of a verified batch as an uncompressed batch of its own.
 
-    It has the same producer and epoch, and its own sequence.
+    It has the same producer and epoch, and its own sequence. Without `body` that is
+    empty, and nothing is decompressed.
     """
     view = view or BatchView(buffer)
     header = view.header
@@ -233,14 +241,17 @@ def single_row(buffer: bytes, row: int, view: BatchView | None = None) -> bytes:
     key, tag, headers = (
         _cell(buffer, column, row) for column in (layout.key, layout.tag, layout.headers)
     )
-    body = view.bodies[row] if header.codec else _cell(buffer, layout.body, row)
+    content = b""
+    if body:
+        content = view.bodies[row] if header.codec else _cell(buffer, layout.body, row)
     starts = (layout.born_at, layout.deliver_at, layout.expire_at)
     born_at, deliver_at, expire_at = (
         TIME.unpack_from(buffer, at + 8 * row)[0] if at else 0 for at in starts
     )
     bits = tag_bit(tag.decode()) if tag else 0
     producer = (header.producer_id, header.epoch, header.sequence + row)
-    return pack_row((key, tag, headers, body), (born_at, deliver_at, expire_at), bits, producer)
+    times = born_at, deliver_at, expire_at
+    return pack_row((key, tag, headers, content), times, bits, producer)
 
 
 def _cell(buffer: bytes, column: Column | None, row: int) -> bytes:

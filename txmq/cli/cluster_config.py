@@ -19,6 +19,7 @@ from pydantic import Field, StringConstraints, ValidationError
 from txmq.cli.command import CommandSession
 from txmq.errors import ConfigError
 from txmq.errors.validation import first_mistake
+from txmq.model.measures import counted
 from txmq.model.schemas.compatibility import Compatibility
 from txmq.wire.calls.arguments import Args, Name
 from txmq.wire.calls.consumers import GroupName, GroupSettingsArgs
@@ -220,18 +221,22 @@ def _topic_changes(name: str, now: TopicConfig | None, wanted: TopicConfig) -> I
     settings = _set_fields(wanted.settings)
     if now is None:
         made = {"name": name, "partitions": wanted.partitions} | settings
-        yield Change(what, f"create with {wanted.partitions} partitions", "topic.create", made)
+        yield Change(
+            what, f"create with {counted(wanted.partitions, 'partition')}", "topic.create", made
+        )
         now = TopicConfig(partitions=wanted.partitions, settings=wanted.settings)
     if wanted.partitions > now.partitions:
         grown = {"name": name, "partitions": wanted.partitions}
         yield Change(
             what,
-            f"grow from {now.partitions} to {wanted.partitions} partitions",
+            f"grow from {now.partitions} to {counted(wanted.partitions, 'partition')}",
             "topic.grow",
             grown,
         )
     elif wanted.partitions < now.partitions:
-        yield Change(what, f"has {now.partitions} partitions: their number can only grow")
+        yield Change(
+            what, f"has {counted(now.partitions, 'partition')}: their number can only grow"
+        )
     standard = dict.fromkeys(TopicSettingsArgs.model_fields, DEFAULT) | STANDARD
     before, after = standard | _set_fields(now.settings), standard | settings
     altered = {field: after[field] for field in after if after[field] != before[field]}

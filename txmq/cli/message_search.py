@@ -13,6 +13,7 @@ from txmq.cli.status_line import StatusLine
 from txmq.client.protocol.calls import calls_by
 from txmq.client.protocol.lives import Searched, search_steps
 from txmq.faces import run
+from txmq.model.measures import counted
 
 CALL_MS = 1_000  # of a search in all topics, between two looks at its bounds
 PATIENCE_S = 60.0
@@ -56,7 +57,7 @@ class SearchBounds:
 
     def go_on(self, searched: Searched) -> bool:
         """Show how far a search has come; False = it has come to its bounds."""
-        found = f"{searched.read:,} messages read, {len(searched.messages):,} found"
+        found = f"{counted(searched.read, 'message')} read, {len(searched.messages):,} found"
         self._line.show(f"searching {searched.at}: {found} …")
         return searched.read < self._most_read and time.monotonic() < self._until
 

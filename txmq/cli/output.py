@@ -100,11 +100,6 @@ class Output:
             raise typer.Exit(FAILED) from None
 
 
-def counted(number: int, noun: str) -> str:
-    """Return a number with its noun, as "1 letter" and "2 letters"."""
-    return f"{number} {noun}{'' if number == 1 else 's'}"
-
-
 def format_time(micros: int) -> str:
     """Format microseconds since the epoch in UTC."""
     return (EPOCH + timedelta(microseconds=micros)).strftime("%Y-%m-%d %H:%M:%S.%f")[:-3] + "Z"

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import signal
 from threading import Event
+
+from txmq.client import signals
 
 
 def stop_on_signals() -> Event:
@@ -11,6 +12,5 @@ def stop_on_signals() -> Event:
     process.
     """
     stop = Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda _number, _frame: stop.set())
+    signals.handle(lambda _number, _frame: stop.set())
     return stop

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
+from txmq.model.measures import counted
+
 if TYPE_CHECKING:
     from txmq.recover.findings import Finding, PassReport
     from txmq.tx.postgres.prepared_list import Blocked
@@ -50,7 +52,7 @@ def age_alarms(report: PassReport, alarm_s: float | None) -> list[dict[str, Any]
 def _alarm_text(one: Finding) -> str:
     text = f"{one.name} has been prepared in {one.place} for {one.age_s:.0f} s"
     if one.prepared is not None:
-        text += f", keeps VACUUM from the last {one.prepared.horizon} transactions"
+        text += f", keeps VACUUM from the last {counted(one.prepared.horizon, 'transaction')}"
     if one.locks.locks:
         locks = [f"{lock.on} {lock.mode}" for lock in one.locks.locks]
         text += f", locks {_shorten(locks, MAX_RELATIONS)}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Callable
 from threading import Thread, current_thread, main_thread
 from types import FrameType
 from typing import Protocol
@@ -12,6 +13,7 @@ from weakref import WeakSet
 from txmq.errors import LocalProtocolError
 
 NUMBERS = (signal.SIGTERM, signal.SIGINT)
+Handler = Callable[[int, FrameType | None], None]
 
 
 class Stoppable(Protocol):
@@ -36,13 +38,20 @@ def stop_on_signals(members: Stoppable) -> None:
         )
     _owner = os.getpid()
     _to_stop.add(members)
+    handle(_stop)
+
+
+def handle(handler: Handler | signal.Handlers) -> None:
+    """Handle both signals from now on, but for one that the process was started
+    without, as a shell starts a background job without SIGINT.
+    """
     for number in NUMBERS:
-        signal.signal(number, _stop)
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, handler)
 
 
 def _stop(number: int, _frame: FrameType | None) -> None:
-    for each in NUMBERS:
-        signal.signal(each, signal.SIG_DFL)
+    handle(signal.SIG_DFL)
     if os.getpid() != _owner:
         os.kill(os.getpid(), number)
         return

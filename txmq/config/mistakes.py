@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
-from txmq.errors.validation import Mistake, mistake_of
+from txmq.errors.validation import Mistake, did_you_mean, mistake_of, most_telling
 
 if TYPE_CHECKING:
     from pydantic import BaseModel, ValidationError
@@ -33,8 +32,7 @@ FLUSH = 'must be "sync" or { every_ms = 10 }'
 def first_setting(error: ValidationError, model: type[BaseModel]) -> Mistake:
     """Return the first mistake in the settings of a file that `model` describes."""
     found = error.errors(include_url=False)
-    # what is missing may be there, misspelt
-    first = next((one for one in found if one["type"] != "missing"), found[0])
+    first = most_telling(found)
     # blank parts are tags of types
     path = [part for part in first["loc"] if not isinstance(part, str) or part.strip()]
     where = tuple(map(str, path)) or ("cluster",)  # the one section that others must fit
@@ -74,9 +72,8 @@ def _suggestion(model: type[BaseModel], path: Sequence[int | str]) -> str:
     places = list(_settings(model.model_json_schema()))
     *section, name = [str(part) for part in path if isinstance(part, str)]
     beside = [place[-1] for place in places if place[:-1] == tuple(section)]
-    close = get_close_matches(name, beside, n=1)
-    if close:
-        return f": did you mean {close[0]}?"
+    if meant := did_you_mean(name, beside):
+        return meant
     elsewhere = [place for place in places if place[-1] == name]
     return f": it belongs to [{'.'.join(elsewhere[0][:-1])}]" if elsewhere else ""
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 if TYPE_CHECKING:
     from pydantic import ValidationError
+
+M = TypeVar("M", bound=Mapping[str, Any])
 
 
 class Mistake(NamedTuple):
@@ -21,7 +24,39 @@ def first_mistake(error: ValidationError, *, unit: str) -> Mistake:
 
     The value itself is left out: it may be a secret.
     """
-    return mistake_of(error.errors(include_url=False, include_input=False)[0], unit=unit)
+    found = error.errors(include_url=False, include_input=False)
+    first = most_telling(found)
+    mistake = mistake_of(first, unit=unit)
+    if first["type"] != "extra_forbidden":
+        return mistake
+    *beside, name = first["loc"]
+    missing = [
+        str(one["loc"][-1])
+        for one in found
+        if one["type"] == "missing" and list(one["loc"][:-1]) == beside
+    ]
+    return mistake._replace(why=mistake.why + did_you_mean(str(name), missing))
+
+
+def most_telling(found: Sequence[M]) -> M:
+    """Return the first mistake; what is missing may be there, misspelt."""
+    return next((one for one in found if one["type"] != "missing"), found[0])
+
+
+def unknown_name(given: Iterable[str], known: AbstractSet[str]) -> str:
+    """Return the first name that is not known, with what may have been meant; "" = all
+    are.
+    """
+    name = min(set(given) - known, default="")
+    return name and f"{name!r}{did_you_mean(name, sorted(known))}"
+
+
+def did_you_mean(name: str, names: Iterable[str]) -> str:
+    """Return which name may have been meant by one that does not exist; "" = none."""
+    from difflib import get_close_matches  # noqa: PLC0415  # for those who err
+
+    close = get_close_matches(name, list(names), n=1)
+    return f": did you mean {close[0]}?" if close else ""
 
 
 def mistake_of(found: Mapping[str, Any], *, unit: str) -> Mistake:

@@ -13,6 +13,7 @@ from txmq.client.blocking.after_fork import tell_after_fork
 from txmq.client.protocol.sender.rows import Fields
 from txmq.errors import TxmqError
 from txmq.kombu.messages import due_at, lifetime
+from txmq.model.measures import counted
 
 if TYPE_CHECKING:
     from txmq.client.protocol.sender.promise import Promise
@@ -68,5 +69,7 @@ class Publishing:
             except TxmqError as error:
                 failed.append(error)
         if failed:
-            count = f"{len(failed)} messages that were sent before"
-            raise OperationalError(f"{count} have no receipt: {failed[0]}") from failed[0]
+            count = counted(len(failed), "message")
+            raise OperationalError(f"{count} sent before got no receipt: {failed[0]}") from failed[
+                0
+            ]

@@ -1,4 +1,4 @@
-"""Durations and sizes as people write them: 90s, 15 min, 10MiB."""
+"""Durations, sizes and counts as people write them: 90s, 15 min, 10MiB, 1 letter."""
 
 from __future__ import annotations
 
@@ -30,3 +30,8 @@ def parse_measure(text: str, units: Mapping[str, int], kind: str, form: str) -> 
     if number >= 1 << 63:
         raise ValueError(f"invalid {kind} {text!r:.80}: it does not fit into 64 bits")
     return number
+
+
+def counted(number: int, noun: str) -> str:
+    """Return a number with its noun, as "1 letter" and "2,000 letters"."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"

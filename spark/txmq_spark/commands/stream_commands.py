@@ -7,6 +7,7 @@ import os
 from argparse import ArgumentParser, Namespace
 
 from txmq.errors import ConfigError
+from txmq.model.measures import counted
 from txmq.model.units import DAY, SECOND
 from txmq_spark.alerts.sinks import AlertTable
 from txmq_spark.alerts.watch_rules import WatchRules
@@ -33,7 +34,7 @@ def run_land(options: Namespace) -> int:
                 fail_on_data_loss=not options.skip_lost,
             ),
         )
-    text = f"landed: {progress.messages} messages, skipped {progress.skipped}"
+    text = f"landed: {counted(progress.messages, 'message')}, skipped {progress.skipped}"
     print(json.dumps(progress._asdict()) if options.json else text)
     return 0
 

@@ -18,6 +18,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from txmq.model.measures import counted
 from txmq.model.units import SECOND
 from txmq_spark.plan.charts import Bar, bar_chart, escape_text
 from txmq_spark.plan.directory import PlanMade, PlanManifest
@@ -91,7 +92,7 @@ def _lines(manifest: PlanManifest, summary: PlanSummary) -> Iterable[Text]:
 
 def _extent(manifest: PlanManifest) -> str:
     letters = sum(manifest.replays.values())
-    return f"{letters} letter{'s' * (letters != 1)} to replay"
+    return f"{counted(letters, 'letter')} to replay"
 
 
 def html_page(
@@ -158,8 +159,8 @@ def _next_steps(manifest: PlanManifest, summary: PlanSummary, path: str) -> Iter
             else ""
         )
         yield (
-            f"Remove the cause of {counts[LetterClass.POISON]:,} letters that would fail again,"
-            f" or edit their messages: {_code('txmq dlq edit')}.{why}"
+            f"Remove the cause of {counted(counts[LetterClass.POISON], 'letter')} that would fail"
+            f" again, or edit their messages: {_code('txmq dlq edit')}.{why}"
         )
     if replays := sum(manifest.replays.values()):
         some = min(replays // 10 + 1, 100)
@@ -171,8 +172,8 @@ def _next_steps(manifest: PlanManifest, summary: PlanSummary, path: str) -> Iter
     settled = counts[LetterClass.SUPERSEDED] + counts[LetterClass.NO_BUSINESS_ROW]
     if settled:
         yield (
-            f"Look at {settled:,} letters that are superseded or about no row, and abandon them:"
-            f" {_code('txmq dlq abandon')}."
+            f"Look at what is superseded or about no row, {counted(settled, 'letter')}, and"
+            f" abandon it: {_code('txmq dlq abandon')}."
         )
     if counts[LetterClass.SUPERSEDED]:
         yield (
@@ -181,12 +182,12 @@ def _next_steps(manifest: PlanManifest, summary: PlanSummary, path: str) -> Iter
         )
     if count := counts[LetterClass.APPLIED]:
         yield (
-            f"{count:,} letters have had their effect. Where consumers have an inbox, replay them,"
-            f" too, to lift the fences of their keys: {_code('reconcile --include applied')}."
+            f"Where consumers have an inbox, replay {counted(count, 'letter')} with an effect, too,"
+            f" to lift the fences of their keys: {_code('reconcile --include applied')}."
         )
     if count := counts[LetterClass.PENDING]:
         yield (
-            f"Reconcile again later: undecided transactions hold {count:,} letters"
+            f"Reconcile again later: undecided transactions hold {counted(count, 'letter')}"
             f" ({_code('txmq tx list')})."
         )
 
@@ -255,12 +256,12 @@ def _keys(summary: PlanSummary) -> str:
         return "<p>No letter has a key.</p>"
     alone = summary.letters - keys.letters
     text = (
-        f"{keys.letters:,} letters have {keys.keys:,} keys; the key with most of them has"
-        f" {keys.share(1):.0%}, the first 10 have {keys.share(10):.0%}, the first 100"
+        f"{counted(keys.letters, 'letter')} with {counted(keys.keys, 'key')}; the key with most"
+        f" of them has {keys.share(1):.0%}, the first 10 have {keys.share(10):.0%}, the first 100"
         f" {keys.share(100):.0%}."
     )
     if alone:
-        text += f" {alone:,} letters have no key."
+        text += f" {counted(alone, 'letter')} without a key."
     head = _row("th", "key", "topic", "group", "letters", "to replay", "oldest")
     rows = "".join(
         _row(

@@ -7,13 +7,18 @@ from typing import Any
 import pytest
 
 from tests.broker.support import BrokerInMemory
+from txmq.core.consumers import membership
 from txmq.core.consumers.membership import STEP_POSITIONS
 from txmq.core.events.consumers import PositionsBegun
-from txmq.core.topics.topics import CreateTopic
+from txmq.core.state.consumer_groups import GroupSettings
+from txmq.core.topics.topics import CreateTopic, DeleteTopic
+from txmq.errors import UnknownTopic
+from txmq.model.units import SECOND
 from txmq.wire.calls.encoding import encode_call
 from txmq.wire.data_requests import Opcode
 from txmq.wire.frames import encode_frame
 from txmq.wire.json import parse
+from txmq.wire.status import to_error
 
 TOPICS, PARTITIONS = 200, 8
 
@@ -46,6 +51,29 @@ def test_others_are_answered_while_a_member_joins_with_very_many_partitions(
     assert len(joined["assignment"]) == TOPICS * PARTITIONS
     assert max(begun) < STEP_POSITIONS + PARTITIONS
     assert seen == ["begun", "answered"] * (TOPICS * PARTITIONS // STEP_POSITIONS)
+
+
+def test_a_join_that_is_refused_midway_leaves_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(membership, "STEP_POSITIONS", 2)
+    broker = BrokerInMemory()
+    for name in ("t", "u"):
+        broker.do(CreateTopic(name, 2))
+    joining = broker.connect()
+
+    def delete(_event: PositionsBegun, _context: object) -> None:
+        broker.clock.callLater(0, broker.engine.submit, DeleteTopic("u"), lambda _reply: None)
+
+    broker.engine.listen(PositionsBegun, delete)
+    args = {"group": "g", "topics": ["t", "u"], "instance": "i", "mode": "broadcast"}
+    joining.send(_call("consumer.join", **args))
+    [reply] = joining.replies()
+    assert isinstance(to_error(reply.status, reply.payload), UnknownTopic)
+    groups = broker.engine.state.groups.by_name
+    assert len(groups) == 2
+    broker.start()  # its timers
+    for _ in range(GroupSettings().session_us // SECOND + 1):
+        broker.pass_time(1)
+    assert list(groups) == ["g"]
 
 
 def _call(name: str, /, **args: object) -> bytes:

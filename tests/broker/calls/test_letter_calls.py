@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from tests.broker.support import BrokerInMemory, Client, FakeNode
-from txmq.batch import encode, verify
+from txmq.batch import Codec, decode, encode, verify
+from txmq.batch.codecs import decompress
 from txmq.broker.calls import letters as letter_calls
 from txmq.broker.engine import turn_work
 from txmq.core.consumers import letter_notes, letter_selection
@@ -48,8 +49,7 @@ class Office:
             headers = {"tenant": "blue" if at % 5 else "red"} if at % 2 else None
             self.send(Message(b"x" * 10, f"k{at % 7}", headers=headers))
         self.number += number
-        wanted = Fetch(self.joined["generation"], 0, 1 << 22, 10_000, "g", "a")
-        assert self.client.ask(Opcode.FETCH, pack_fetch(wanted)).status == 0
+        self.take()
         for at in range(self.number - number, self.number):
             error: dict[str, Any] = {
                 "type": "B" if at % 10 < 2 else "A",
@@ -60,8 +60,27 @@ class Office:
             self.nack(at, error)
             self.broker.pass_time(60)
 
-    def send(self, message: Message) -> None:
-        data = encode([message], producer_id=b"p" * 16, epoch=0, sequence=self.sequence, born_at=1)
+    def kill_packed(self, number: int, size: int) -> None:
+        """Kill messages whose batches have a few bytes for bodies of this size."""
+        for at in range(number):
+            self.send(Message(bytes(size), f"k{at}"), Codec.ZSTD)
+        self.take()
+        for at in range(number):
+            self.nack(at, {"type": "A", "text": "x", "bases": [], "fingerprint": "f"})
+
+    def take(self) -> None:
+        wanted = Fetch(self.joined["generation"], 0, 1 << 22, 10_000, "g", "a")
+        assert self.client.ask(Opcode.FETCH, pack_fetch(wanted)).status == 0
+
+    def send(self, message: Message, codec: Codec = Codec.NONE) -> None:
+        data = encode(
+            [message],
+            producer_id=b"p" * 16,
+            epoch=0,
+            sequence=self.sequence,
+            born_at=1,
+            codec=codec,
+        )
         self.sequence += 1
         self.broker.do(StoreBatch("t", 0, 0, data, verify(data)))
 
@@ -389,3 +408,33 @@ def test_selections_are_saved_by_name_and_used_by_all_calls(office: Office) -> N
     assert ask("dlq.save", name="ants").error is BadRequest
     assert [one["name"] for one in ask("dlq.saved", limit=1)["selections"]] == ["bees"]
     ask("dlq.save", name="bees")
+
+
+def test_a_page_of_letters_decompresses_about_as_much_as_it_shows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A batch of 1 KiB in the log may have 16 MiB of bodies."""
+    office = Office(0)
+    office.kill_packed(4, 300_000)
+    opened: list[int] = []
+
+    def counted(codec: int, data: bytes, size: int) -> bytes:
+        if codec:
+            opened.append(size)
+        return decompress(codec, data, size)
+
+    def listed(**args: Any) -> Any:
+        return office.broker.ask("dlq.list", group="g", **args)
+
+    monkeypatch.setattr(decode, "decompress", counted)
+    assert [one["size"] for one in listed()["letters"]] == [300_000] * 4
+    assert len(listed(select={"key": "k3"})["letters"]) == 1
+    assert opened == []
+    monkeypatch.setattr(letter_calls, "MAX_READ", 400_000)
+    monkeypatch.setattr(letter_calls, "READ_PER_STEP", 400_000)
+    selections: list[dict[str, Any]] = [{}, {"select": {}}]
+    for args in selections:
+        page = listed(bodies=True, **args)
+        assert (len(page["letters"]), len(opened)) == (2, 2)
+        assert page["next"] is not None
+        opened.clear()

@@ -259,3 +259,12 @@ def test_letters_are_given_and_closed_by_one_record() -> None:
 )
 def test_a_redrive_has_one_aim_which_is_another_group(args: dict[str, Any]) -> None:
     assert RedriveOffice(1).redrive(0, **args).error is BadRequest
+
+
+def test_one_call_decompresses_so_many_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(letter_redrives, "MAX_READ", 400_000)
+    office = RedriveOffice(0)
+    office.kill_packed(3, 300_000)
+    page = office.redrive(select={})
+    assert (len(page["done"]), page["next"] is None) == (2, False)
+    assert len(office.redrive(select={}, cursor=page["next"])["done"]) == 1

@@ -15,6 +15,7 @@ from txmq.broker.background import plan_service
 from txmq.broker.background.paced_steps import PAUSE_S
 from txmq.broker.background.plan_pace import PlanPace
 from txmq.broker.calls import plan_checks
+from txmq.broker.calls.letters import DeadLetterCalls
 from txmq.broker.search import message_view
 from txmq.core.consumers.circuit_breaker import open_breaker
 from txmq.core.events.base import RecordContext
@@ -26,6 +27,7 @@ from txmq.core.replay.building import AddPlanLetters, apply_frozen
 from txmq.core.replay.cleanup import SweepPlan
 from txmq.core.state.failed_rows import FailedKind
 from txmq.errors import BadRequest, Conflict, RemoteProtocolError, Throttled, UnknownPlan
+from txmq.wire.calls.plans import PlanCheck
 from txmq.wire.data_requests import Ack, AckedRange, Fetch, Opcode, pack_ack, pack_fetch
 from txmq.wire.json import parse
 
@@ -414,6 +416,13 @@ def test_a_check_reads_large_batches_in_parts(desk: Desk, monkeypatch: pytest.Mo
         checked, cursor, pages = checked + page["checked"], page["next"], pages + 1
     assert checked == 40
     assert pages > 2
+
+
+def test_a_check_lets_others_in_between_two_letters(desk: Desk) -> None:
+    desk.plan(settings={"rate": 0})
+    letters = DeadLetterCalls(desk.broker.engine, desk.broker.assembly.turns)
+    checks = plan_checks.PlanChecks(desk.broker.engine.state, letters)
+    assert len(list(checks.check(PlanCheck(name="p")))) == 40
 
 
 def test_a_plan_says_that_its_group_gets_nothing(desk: Desk) -> None:

@@ -200,6 +200,19 @@ def test_a_node_that_ends_without_a_word_is_silent_then(
     world.all_know({"n1": "leader", "n2": "silent"})
 
 
+def test_a_follower_that_ends_does_not_wait_while_kafka_is_away(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(membership, "LEAVES_WITHIN_S", NEVER_S)
+    world.add("n1").lead()
+    second = world.add("n2")
+    world.all_know({"n1": "leader", "n2": "follower"})
+    world.kafka.cut()
+    monkeypatch.setattr(second.member, "_say", lambda **_given: Deferred())  # it is never said
+    second.member._settings = second.member._settings.model_copy(update={"silence_s": 1.0})
+    second.leave()
+
+
 def test_a_leader_that_is_told_twice_steps_down_once(world: World) -> None:
     node = world.add("n1")
     for _ in range(2):

@@ -178,7 +178,7 @@ def full_fence(desk: AlarmBroker) -> Iterator[str]:
     yield ""
     handler.publish()
     handler.fetch()
-    yield "partitions that stand still: 1, as t/0 for group billing: 0 messages wait"
+    yield "partitions that stand still: 1, as t/0 for group billing: 0 messages parked"
     handler.abandon()
     handler.fetch()
 
@@ -211,7 +211,7 @@ def waiting_plan(desk: AlarmBroker) -> Iterator[str]:
     yield ""
     handler.plan("create", group="billing", select={}, settings={"second_approver": True})
     desk.broker.pass_time(1)
-    yield "for an approval: 1, as p of group billing for 0:00:00: 1 letters, made by ada"
+    yield "for an approval: 1, as p of group billing for 0:00:00: 1 letter, made by ada"
     handler.plan("approve", operator="bob")
 
 
@@ -293,7 +293,7 @@ def lost_store(desk: AlarmBroker) -> Iterator[str]:
     yield ""
     desk.broker.pass_time(2)
     yield (
-        f"local stores of group billing without an owner: 1, with 1 messages, as {STORE} for 0:01:"
+        f"local stores of group billing without an owner: 1, with 1 message, as {STORE} for 0:01:"
     )
     desk.broker.ask("recover.adopt", group="billing", store=STORE)
 

@@ -107,7 +107,7 @@ def test_a_guarded_group_and_its_lost_stores_name_one_another() -> None:
     desk.broker.pass_time(61)
     texts = {one["name"]: one["text"] for one in desk.alarms()}
     assert (
-        "1 messages cannot be probes, in stores without an owner: see store.no_owner"
+        "1 message cannot be probes, in stores without an owner: see store.no_owner"
         in texts["group.guarded"]
     )
     assert "adopted messages wait for the group, see group.guarded" in texts["store.no_owner"]

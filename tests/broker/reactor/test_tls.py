@@ -122,6 +122,14 @@ def test_the_ends_of_certificates_follow_their_files_where_nobody_connects(tmp_p
         assert [str(files.key) in one for one in troubles] == [expected == 3] * 2
 
 
+def test_of_the_chain_that_is_served_the_first_end_counts(tmp_path: Path) -> None:
+    files, ends = Authority(tmp_path).sign("broker", days=40), Authority(tmp_path, "between").ca
+    with files.cert.open("ab") as chain:
+        chain.write(ends.read_bytes())  # in 30 days
+    [own] = Certificates(TlsSettings(cert=files.cert, key=files.key), Clock()).ends()
+    assert round((own.at / SECOND - time.time()) / 86_400) == 30
+
+
 def test_of_several_authorities_of_clients_the_last_one_counts(tmp_path: Path) -> None:
     authority, files = Authority(tmp_path), Authority(tmp_path, "next").sign("broker", days=40)
     with authority.ca.open("ab") as bundle:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from base64 import b64decode
 from typing import Any
 
 import pytest
@@ -230,6 +231,20 @@ def test_pages_of_what_is_in_no_topic_are_bounded(
         assert page["at"] in (None, "t")
     assert sorted(keys, key=str) == [None, "k0", "k0", "k1", "k1", "k2", "k2"]
     assert max(sizes) == 2
+
+
+def test_undecided_messages_of_a_key_come_in_pages(broker: BrokerInMemory, client: Client) -> None:
+    for number in range(3):
+        broker.half(number, Message(b"1", "k"), Message(b"2", "k"), Message(b"3", "other"))
+    send(client, Message(b"4", "k"), producer=9, partition=1)
+    bodies: list[bytes] = []
+    after: Any = None
+    while after is not None or not bodies:
+        page = broker.ask("message.search", key="k", bodies=True, limit=2, after=after)
+        assert len(page["messages"]) <= 2
+        bodies += [b64decode(one["body"]) for one in page["messages"]]
+        after = page["next"]
+    assert bodies == [b"1", b"2"] * 3 + [b"4"]
 
 
 def test_bodies_of_letters_are_judged_in_many_steps(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,8 +11,10 @@ import pytest
 
 from tests.broker.support import BrokerInMemory, Client
 from txmq import errors
-from txmq.batch import encode
+from txmq.batch import Codec, decode, encode
+from txmq.batch.codecs import decompress
 from txmq.broker.search import search
+from txmq.broker.search.search import Search, SearchQuery
 from txmq.client.protocol.calls import calls_by
 from txmq.client.protocol.lives import trace_steps
 from txmq.core.topics import topics
@@ -35,10 +37,16 @@ def client(broker: BrokerInMemory) -> Client:
 
 
 def send(
-    client: Client, *messages: Message, producer: int = 1, sequence: int = 0, partition: int = 0
-) -> None:
+    client: Client, *messages: Message, producer: int = 1, sequence: int = 0, partition: int = 0,
+    codec: Codec = Codec.NONE,
+) -> None:  # fmt: skip
     batch = encode(
-        messages, producer_id=bytes([producer]) * 16, epoch=0, sequence=sequence, born_at=5
+        messages,
+        producer_id=bytes([producer]) * 16,
+        epoch=0,
+        sequence=sequence,
+        born_at=5,
+        codec=codec,
     )
     reply = client.ask(Opcode.SEND, data_requests.send_header("t", partition, 0) + batch)
     assert reply.status == 0
@@ -156,6 +164,35 @@ def test_large_messages_come_in_pages_that_fit_in_a_reply(
     first = broker.ask("message.find", topic="t", bodies=True)
     assert 0 < len(first["messages"]) < 5
     assert places(found(broker, bodies=True)) == [(0, n) for n in range(5)]
+
+
+@pytest.mark.parametrize(("key", "opened"), [("k", 1), ("none has it", 0)])
+def test_a_step_shows_about_so_many_bytes_however_small_they_are_compressed(
+    broker: BrokerInMemory, client: Client, key: str, opened: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A batch of 1 KiB in the log may have 16 MiB of bodies."""
+    for n in range(3):
+        send(client, *[Message(bytes(100_000), "k")] * 2, producer=n, codec=Codec.ZSTD)
+    sizes: list[int] = []
+
+    def counted(codec: int, data: bytes, size: int) -> bytes:
+        sizes.append(size)
+        return decompress(codec, data, size)
+
+    monkeypatch.setattr(decode, "decompress", counted)
+    state = broker.engine.state
+    query, topic = SearchQuery(key, bodies=True), state.topics["t"]
+    page = Search(broker.log, state, topic, query, size=64 << 10).page(range(1), 0)
+    assert sizes == [200_000] * opened
+    assert page.following == ((0, 2) if opened else None)
+    assert places(found(broker, key="k", bodies=True)) == [(0, n) for n in range(6)]
+
+
+def test_a_step_ends_with_a_page(broker: BrokerInMemory, client: Client) -> None:
+    send(client, *[Message(bytes(600_000), "k")] * 5)
+    state = broker.engine.state
+    page = Search(broker.log, state, state.topics["t"], SearchQuery(bodies=True)).page(range(1), 0)
+    assert (len(page.messages), page.following) == (2, (0, 2))
 
 
 @pytest.mark.parametrize(

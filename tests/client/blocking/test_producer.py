@@ -310,7 +310,7 @@ def test_an_error_in_the_middle_says_how_much_is_stored(fake: FakeBroker, connec
     fake.script += [None, ReadOnly("no space"), SequenceGap("missing")]
     with pytest.raises(ReadOnly) as caught:
         connect(fake.url).send_many("orders", [b"x" * (BATCH_BYTES // 2 + 1)] * 3)
-    assert caught.value.__notes__ == ["1 of 3 messages are stored"]
+    assert caught.value.__notes__ == ["stored: 1 of 3 messages"]
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 from tests.core.consumers.world import QUICK, ConsumersWorld
 from txmq.core.consumers import membership
 from txmq.core.consumers.commands import LeaveGroup, PauseGroup, Rebalance
-from txmq.core.consumers.membership import MAX_MEMBERS
+from txmq.core.consumers.membership import MAX_MEMBERS, JoinBegun
 from txmq.core.events.consumers import (
     GroupCreated,
     GroupDeleted,
@@ -150,26 +150,73 @@ def test_a_new_group_begins_where_it_wants(
     assert world.offsets("a") == offsets
 
 
-def test_a_join_begins_very_many_partitions_by_steps_of_whole_topics(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+WIDE = ("t", "u", "v", "w")
+
+
+@pytest.fixture
+def steps(monkeypatch: pytest.MonkeyPatch) -> ConsumersWorld:
+    """A world where a join of WIDE takes two steps."""
     monkeypatch.setattr(membership, "STEP_POSITIONS", 3)
     world = ConsumersWorld(t=2, u=2, v=1, w=2)
-    topics = ("t", "u", "v", "w")
-    for name in topics:
+    for name in WIDE:
         world.publish(name, 1)
-    assert world.join("a", *topics, start="last") is None
-    assert world.events(0)[-2:] == [
+    return world
+
+
+def test_a_join_begins_very_many_partitions_by_steps_of_whole_topics(
+    steps: ConsumersWorld,
+) -> None:
+    assert steps.join("a", *WIDE, start="last") == JoinBegun("g", GroupSettings().session_us)
+    assert steps.events(0)[-3:] == [
         GroupCreated(1, "g", GroupSettings(start="last"), 0, temporary=False, epochs=()),
+        MemberJoined(1, "a", "a", (), static=False),
         PositionsBegun(1, ((1, 0, 1), (1, 1, 0), (2, 0, 1), (2, 1, 0))),
     ]
-    assert world.group().members == {}
-    since = len(world.log)
-    reply = world.join("a", *topics, start="last")
-    [_joined, rebalanced] = world.events(since)
+    since = len(steps.log)
+    reply = steps.join("a", *WIDE, start="last", continued=True)
+    [_joined, rebalanced] = steps.events(since)
     assert rebalanced.starts == ((3, 0, 1), (4, 0, 1), (4, 1, 0))
     assert len(reply.assignment) == 7
-    assert world.replayed().groups.by_name["g"] == world.group()
+    assert steps.replayed().groups.by_name["g"] == steps.group()
+
+
+def test_of_two_that_join_by_steps_under_one_name_the_newer_wins(steps: ConsumersWorld) -> None:
+    steps.join("a", *WIDE, instance="older")
+    steps.join("a", *WIDE, instance="newer")
+    older = steps.join("a", *WIDE, instance="older", continued=True)
+    assert (older.error, older.detail) == (UnknownMember, {"replaced": True})
+    assert len(steps.join("a", *WIDE, instance="newer", continued=True).assignment) == 7
+    assert steps.group().members["a"].instance == "newer"
+
+
+def test_a_join_that_has_begun_is_not_refused_for_what_others_fill(
+    steps: ConsumersWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(membership, "MAX_POSITIONS", 4)
+    steps.join("a", *WIDE)
+    assert steps.join("b", *WIDE, group="h").error is Throttled
+    assert len(steps.join("a", *WIDE, continued=True).assignment) == 7
+
+
+def test_a_member_that_joins_by_steps_reads_what_it_did_until_the_last_one(
+    steps: ConsumersWorld,
+) -> None:
+    steps.join("a", "v")
+    steps.join("a", *WIDE, instance="a")
+    steps.join("b", "v", "w")
+    assert steps.group().members["a"].topics == (3,)
+    assert [tp.topic_id for tp in steps.group().positions] == [3, 1, 1, 2, 2, 4, 4]
+
+
+def test_a_join_that_does_not_come_to_its_end_leaves_no_temporary_group(
+    steps: ConsumersWorld,
+) -> None:
+    begun = steps.join("a", *WIDE, mode="broadcast", named=False)
+    steps.do(LeaveGroup(begun.group, "a", "a", lost=True))
+    assert list(steps.state.groups.by_name) == ["g"]
+    refused = steps.join("a", *WIDE, mode="broadcast", named=False, continued=True)
+    assert refused.error is UnknownGroup
+    assert list(steps.state.groups.by_name) == ["g"]
 
 
 def test_partitions_that_a_topic_has_grown_are_read_from_their_beginning(

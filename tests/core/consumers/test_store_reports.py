@@ -537,7 +537,7 @@ def test_a_breaker_tells_of_messages_that_cannot_be_its_probes() -> None:
         world.state, world.group(), TopicPartition(1, 0), StallContext(world.end, world.now)
     )
     assert reason is not None
-    assert reason.text.endswith("; 1 messages cannot be probes, in local stores without an owner")
+    assert reason.text.endswith("; 1 message cannot be probes, in local stores without an owner")
     world.adopt()
     assert world.group().unreachable == 0
 

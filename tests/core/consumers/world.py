@@ -96,7 +96,7 @@ class ConsumersWorld(Driver):
         """
         own = {
             name: wanted.pop(name)
-            for name in ("instance", "held", "named", "static")
+            for name in ("instance", "held", "named", "static", "continued")
             if name in wanted
         }
         own.setdefault("instance", member)

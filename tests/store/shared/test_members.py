@@ -108,6 +108,22 @@ def test_what_comes_late_is_not_what_a_node_says_now() -> None:
     assert roles(own, 4.0)["n2"] == "follower"
 
 
+def test_what_no_node_can_know_hides_none() -> None:
+    own = members()
+    for epoch, end in ((1 << 31, 0), (PLACE.epoch, PLACE.end + 1)):
+        strange = said(nonce=THIRD)._replace(epoch=epoch, end=end)
+        own.hear(strange, PLACE, 0.0, is_history=False)
+        assert roles(own, 0.0) == {"n1": "follower"}
+    own.hear(said(), PLACE, 1.0, is_history=False)
+    assert roles(own, 1.0)["n2"] == "leader"
+
+
+def test_who_has_not_read_the_newest_claim_yet_is_heard() -> None:
+    own = members()  # the claim has cut the log, which was longer in the epoch before
+    own.hear(said("n3", THIRD, end=PLACE.end + 1)._replace(epoch=3), PLACE, 0.0, is_history=False)
+    assert roles(own, 0.0)["n3"] == "follower"
+
+
 def test_members_of_another_log_are_none() -> None:
     own = members()
     own.hear(said()._replace(log_id=OTHER_LOG), PLACE, 0.0, is_history=False)

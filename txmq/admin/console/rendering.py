@@ -19,6 +19,7 @@ from markupsafe import Markup, escape
 from txmq.admin.console import fields
 from txmq.admin.console.words import in_words, instant, label
 from txmq.model.decider import branch_in_words, decided_by
+from txmq.model.measures import counted
 from txmq.model.tracebacks import last_line
 from txmq.model.units import SECOND
 
@@ -139,6 +140,7 @@ class Templates:
             for each in (
                 exact,
                 number,
+                counted,
                 size,
                 duration_us,
                 duration_ms,

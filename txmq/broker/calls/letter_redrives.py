@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 MAX_COPIES = 500  # of one call
 MAX_BYTES = 4 << 20  # of their batches, or one that is larger: they are one record
-MAX_READ = 16 << 20  # bytes of log: letters may be rows of large batches
+MAX_READ = 16 << 20  # bytes of batches, decompressed: letters may be rows of large ones
 READ_PER_STEP = 256 << 10
 
 
@@ -217,8 +217,9 @@ class _Copies:
         """Return the batch of a letter. Neighbours are often rows of the same one."""
         if self._batch is None or self._batch[0] != row.position:
             [data] = read_batches(store, [(row.position, row.length)])
-            self._read += row.length
-            self._batch = row.position, BatchView(bytes(data))
+            view = BatchView(bytes(data))
+            self._read += max(row.length, view.header.size)
+            self._batch = row.position, view
         return self._batch[1]
 
     def step_is_over(self) -> bool:

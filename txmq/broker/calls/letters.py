@@ -133,9 +133,11 @@ class SelectedLetters:
 
     def _fields(self, found: FoundLetter, *, bodies: bool) -> dict[str, Any]:
         view = letter_views.view_of(self._calls.state, self.group, *found)
-        self._read += view.length
+        before = self._calls.opened
+        fields = self._calls.fields_of(view, bodies=bodies or self.args.body is not None)
+        self._read += view.length + self._calls.opened - before
         self._messages += 1
-        return self._calls.fields_of(view, bodies=bodies or self.args.body is not None)
+        return fields
 
     def _may_have(self, fields: dict[str, Any]) -> bool:
         return not self._judges_messages or "damaged" in fields or self._has(fields)
@@ -172,6 +174,7 @@ class DeadLetterCalls:
     def __init__(self, engine: Engine, turns: TurnWork) -> None:
         self._engine, self.turns = engine, turns
         self.state, self.now = engine.state, engine.now
+        self.opened = 0  # bytes by which batches have grown when they were decompressed
         self.handlers: dict[str, Handler] = {
             "dlq.list": self.list_letters,
             "dlq.show": self.show,
@@ -295,11 +298,15 @@ class DeadLetterCalls:
 
     def _views(self, letters: Sequence[LetterView], *, bodies: bool) -> Iterator[dict[str, Any]]:
         """Return the letters that can be shown. Without bodies, a damaged letter is
-        listed as damaged; with bodies, the page ends before it.
+        listed as damaged; with bodies, the page ends before it, and where enough was
+        decompressed.
         """
         batches = Counter((letter.position, letter.length) for letter in letters)
         known: dict[tuple[int, int], BatchView] = {}
+        until = self.opened + MAX_READ
         for number, letter in enumerate(letters):
+            if self.opened >= until:
+                return
             dense = batches[letter.position, letter.length] >= DENSE and letter.length <= SMALL
             try:
                 yield self._view(letter, bodies=bodies, known=known if dense else None)
@@ -327,35 +334,36 @@ class DeadLetterCalls:
         """Return a letter with the fields of its batch. Letters are durable, so the log
         can be read. `known` keeps a batch that the next letter may be in, too.
         """
-        view, row = self._batch_of(letter, known)
+        view, row, size = self._batch_of(letter, known, bodies=bodies)
         fields = letter.fields | {
             "key": view.keys[row],
             "tag": view.tags[row],
             "headers": dict(view.headers[row]),
-        }
-        body = view.bodies[row]
-        fields |= {
             "message_id": view.message_ids[row],
             "born_at": view.born_at[row],
-            "size": len(body),
+            "size": size,
         }
-        return fields | {"body": b64encode(body).decode()} if bodies else fields
+        return fields | {"body": b64encode(view.bodies[row]).decode()} if bodies else fields
 
     def _batch_of(
-        self, letter: LetterView, known: dict[tuple[int, int], BatchView] | None
-    ) -> tuple[BatchView, int]:
-        """Return a batch and the letter's row of it: a batch of this row alone where
-        nothing is kept.
+        self, letter: LetterView, known: dict[tuple[int, int], BatchView] | None, *, bodies: bool
+    ) -> tuple[BatchView, int, int]:
+        """Return a batch, the letter's row of it, and the size of its body: a batch of
+        this row alone where nothing is kept, with its body if that is wanted.
         """
         place = letter.position, letter.length
-        if known is not None and place in known:
-            return known[place], letter.row
-        (batch,) = read_batches(self._engine.store, [place])
+        view = None if known is None else known.get(place)
+        if view is None:
+            (batch,) = read_batches(self._engine.store, [place])
+            view = BatchView(bytes(batch))
+            self.opened += max(0, view.header.size - letter.length) if bodies else 0
+        size = view.size_of(letter.row)
         if known is None:
-            return BatchView(single_row(bytes(batch), letter.row)), 0
+            alone = single_row(view.buffer, letter.row, view, body=bodies)
+            return BatchView(alone), 0, size
         known.clear()
-        known[place] = BatchView(bytes(batch))
-        return known[place], letter.row
+        known[place] = view
+        return view, letter.row, size
 
     def replay(self, call: CallContext, args: wire.DlqReplay) -> None:
         note = operator_note(args)

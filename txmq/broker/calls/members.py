@@ -11,6 +11,7 @@ from txmq.broker.calls.groups import requested_settings
 from txmq.core.consumers import commands as core
 from txmq.core.consumers import group_views
 from txmq.core.consumers.failures import key_source
+from txmq.core.consumers.membership import JoinBegun, JoinReply
 from txmq.core.events.outcome import Rejected
 from txmq.crashpoints import crashpoint
 from txmq.model.retry import FailureReport
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from txmq.broker.delivery.member_sessions import MemberSessions
     from txmq.broker.engine.engine import Engine
     from txmq.config.broker import ConsumerDefaults
-    from txmq.core.consumers.membership import JoinReply
     from txmq.wire.calls import consumers as wire
 
 
@@ -78,20 +78,23 @@ class MemberCalls:
             args.static,
         )
 
-        def joined(reply: JoinReply) -> dict[str, Any]:
-            settings = reply.settings
-            self._version_joined(reply.group, args.version)
-            self._polls.end_fetches(reply.group, member)
+        def begin_session(group: str, session_us: int) -> None:
             self._sessions.member_joined(
                 call.session,
-                reply.group,
+                group,
                 member,
                 args.instance,
-                settings.session_us,
+                session_us,
                 static=args.static,
                 version=args.version,
                 filter_=args.filter,
             )
+
+        def joined(reply: JoinReply) -> dict[str, Any]:
+            settings = reply.settings
+            self._version_joined(reply.group, args.version)
+            self._polls.end_fetches(reply.group, member)
+            begin_session(reply.group, settings.session_us)
             return {
                 "group": reply.group,
                 "member": member,
@@ -106,16 +109,17 @@ class MemberCalls:
                 **reply.identities._asdict(),
             }
 
-        def decided(reply: Any) -> None:  # noqa: ANN401  # a JoinReply, None or a refusal
-            if reply is None:
-                self._polls.next_turn(submit)  # other requests come in between
+        def decided(reply: Any) -> None:  # noqa: ANN401  # JoinReply, JoinBegun or a refusal
+            if isinstance(reply, JoinBegun):
+                begin_session(reply.group, reply.session_us)
+                self._polls.next_turn(go_on)  # other requests come in between
             else:
                 then(call.answer, joined)(reply)
 
-        def submit() -> None:
-            self._engine.submit(command, decided)
+        def go_on() -> None:
+            self._engine.submit(command._replace(continued=True), decided)
 
-        submit()
+        self._engine.submit(command, decided)
 
     def _with_defaults(self, wanted: core.RequestedSettings) -> core.RequestedSettings:
         """Return the settings of a new group, some left open by its first member."""

@@ -18,6 +18,7 @@ from txmq.core.consumers.authorization import find_group
 from txmq.core.events.outcome import Rejected
 from txmq.crashpoints import crashpoint
 from txmq.errors import CorruptRecord
+from txmq.model import limits
 from txmq.model.retry import FailureReport
 
 if TYPE_CHECKING:
@@ -205,11 +206,16 @@ class RecoverCalls:
         self, messages: Sequence[store_views.StoredView], *, bodies: bool
     ) -> Iterator[dict[str, Any]]:
         """Return the messages that can be shown. Without bodies, a damaged one is
-        listed as damaged; with bodies, the page ends before it.
+        listed as damaged; with bodies, the page ends before it, and where a batch of
+        the largest size was decompressed.
         """
+        opened = 0
         for number, message in enumerate(messages):
+            if opened >= limits.BATCH:
+                return
             try:
                 view = message_view.read_view(self._engine.store, message.position, message.length)
+                opened += max(0, view.header.size - message.length) if bodies else 0
                 yield message.fields | message_view.describe_message(
                     view, message.row, bodies=bodies
                 )

@@ -204,9 +204,10 @@ class Membership:
             node.step_down(_seconds())
             while node.state is State.LEADING and _seconds() < until:
                 await deferLater(self._reactor, self._tick_s)
-            said = self._say(leaves=True)
-            while not said.called and _seconds() < until:
-                await deferLater(self._reactor, self._tick_s)
+            if self.hears:  # else Kafka is away, and nobody would hear of it
+                said = self._say(leaves=True)
+                while self.hears and not said.called and _seconds() < until:
+                    await deferLater(self._reactor, self._tick_s)
         if self._loop.running:  # a node that reads nothing would take that for silence
             self._loop.stop()
         if self._partition is not None:
@@ -214,6 +215,13 @@ class Membership:
             # Connections of clients are closed meanwhile: they go on elsewhere.
             while not self._partition.is_over and _seconds() < until:
                 await deferLater(self._reactor, self._tick_s)
+
+    @property
+    def hears(self) -> bool:
+        """Whether something was read of late, be it the beat of a leader."""
+        return self._node is not None and (
+            _seconds() - self._node.read_at < self._settings.silence_s
+        )
 
     def step_down(self) -> None:
         """Drain, let another node lead, and follow in a new image of this process."""

@@ -19,6 +19,7 @@ from txmq.batch.header import FIELDS, LENGTH, MAGIC, PREFIX
 from txmq.core.state.failed_rows import FailedMessage
 from txmq.core.state.letter_edits import LetterVersion
 from txmq.errors import StoreError
+from txmq.model.measures import counted
 from txmq.store import tables as t
 from txmq.store.log.decoder import Damage, SegmentDecoder
 from txmq.store.log.integrity import IntegrityChecker, KnownPositions
@@ -213,7 +214,7 @@ def _mismatch(files: LogFiles, position: int, length: int, count: int) -> str:
         return "no batch begins here"
     _version, _codec, _columns, messages, size, *_others = FIELDS.unpack_from(start, PREFIX.size)
     if size != length or (count and messages != count):
-        return f"a batch of {messages} messages, {size} bytes"
+        return f"a batch of {counted(messages, 'message')}, {size} bytes"
     return ""
 
 

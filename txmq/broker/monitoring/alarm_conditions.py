@@ -17,6 +17,7 @@ from txmq.core.transactions import indexes
 from txmq.core.transactions.indexes import ListKind
 from txmq.core.transactions.model import get
 from txmq.core.transactions.queries import recorded_conflicts
+from txmq.model.measures import counted
 from txmq.model.units import DAY, SECOND
 
 if TYPE_CHECKING:
@@ -170,7 +171,7 @@ def retention_passed_group(seen: Conditions) -> str:
     if not messages or seen.older_than(at, seen.limits.conflict_s):
         return ""
     return (
-        f"retention took {messages} messages that consumer groups had not processed, "
+        f"retention took {counted(messages, 'message')} that consumer groups had not processed, "
         f"the last {seen.age(at)} ago"
     )
 
@@ -299,9 +300,10 @@ def fence_full(seen: Conditions) -> str | Raised:
         return ""
     group, (topic_id, partition) = stopped[0]
     topic = seen.state.topics_by_id[topic_id].name
+    parked = counted(group.settings.max_parked, "message")
     return Raised(
         f"partitions that stand still: {len(stopped)}, as {topic}/{partition} for group "
-        f"{group.name}: {group.settings.max_parked} messages wait behind one failed key",
+        f"{group.name}: {parked} parked behind one failed key",
         f"group:{group.name}",
     )
 
@@ -370,7 +372,7 @@ def plan_waiting(seen: Conditions) -> str | Raised:
     )
     return Raised(
         f"replay plans that wait {what}: {len(waiting)}, as {plan.name} of group {plan.group} "
-        f"for {seen.age(plan.changed_at)}: {plan.letters} letters, made by {plan.by}",
+        f"for {seen.age(plan.changed_at)}: {counted(plan.letters, 'letter')}, made by {plan.by}",
         f"plan:{plan.name}",
     )
 

@@ -11,6 +11,7 @@ from txmq.broker.monitoring.alarm_conditions import Raised
 from txmq.core.consumers import letter_stats
 from txmq.core.state import local_stores
 from txmq.core.state.consumer_groups import DEFAULT, OFF, FenceState
+from txmq.model.measures import counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -90,9 +91,10 @@ def guarded(seen: Conditions, group: ConsumerGroup) -> str:
     lost = group.unreachable
     return (
         f"the circuit breaker of group {group.name} has been open for {seen.age(breaker.since)}: "
-        f"many keys failed alike ({error}); {breaker.probes} probes failed"
+        f"many keys failed alike ({error}); {counted(breaker.probes, 'probe')} failed"
     ) + (
-        f"; {lost} messages cannot be probes, in stores without an owner: see store.no_owner"
+        f"; {counted(lost, 'message')} cannot be probes, in stores without an owner: "
+        "see store.no_owner"
         if lost
         else ""
     )
@@ -119,8 +121,9 @@ def lost_store(seen: Conditions, group: ConsumerGroup) -> str:
     last = f"{store.member or 'nobody'}{f' on {store.host}' if store.host else ''}"
     messages = sum(store.messages for _store_id, store in lost)
     return (
-        f"local stores of group {group.name} without an owner: {len(lost)}, with {messages} "
-        f"messages, as {store_id.hex()} for {seen.age(since)}, last reported by {last}"
+        f"local stores of group {group.name} without an owner: {len(lost)}, with "
+        f"{counted(messages, 'message')}, as {store_id.hex()} for {seen.age(since)}, "
+        f"last reported by {last}"
     ) + ("; adopted messages wait for the group, see group.guarded" if group.breaker else "")
 
 

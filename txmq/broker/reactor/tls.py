@@ -19,6 +19,7 @@ from txmq.model.units import SECOND
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from cryptography.x509 import Certificate
     from twisted.internet.interfaces import IAddress
     from twisted.python.failure import Failure
 
@@ -32,8 +33,8 @@ log = structlog.get_logger()
 
 
 class CertificateEnd(NamedTuple):
-    """When what a file certifies ends: the broker's certificate (setting `cert`), or
-    the last of the authorities of clients (`client_ca`).
+    """When what a file certifies ends: the broker's certificate with the chain that it
+    serves (setting `cert`), or the last of the authorities of clients (`client_ca`).
 
     `trouble` says why the broker does not use a file that was renewed.
     """
@@ -133,18 +134,27 @@ class Certificates:
 
 def _ends(settings: TlsSettings) -> Iterator[CertificateEnd]:
     """Yield when the certificates in the files end, which OpenSSL has taken."""
+    # a client needs every certificate of the chain, and has one of the authorities
+    for setting, path, end_of in (
+        ("cert", settings.cert, min),
+        ("client_ca", settings.client_ca, max),
+    ):
+        found = [] if path is None else certificates_in(path)
+        if path is not None and found:
+            end = end_of(one.not_valid_after_utc for one in found)
+            yield CertificateEnd(setting, path, int(end.timestamp()) * SECOND)
+
+
+def certificates_in(path: Path) -> list[Certificate]:
+    """Return the certificates in a file; none if it has a form that only OpenSSL
+    reads.
+    """
     from cryptography import x509  # noqa: PLC0415  # an extra
 
-    for setting, path in (("cert", settings.cert), ("client_ca", settings.client_ca)):
-        if path is None:
-            continue
-        try:
-            found = x509.load_pem_x509_certificates(path.read_bytes())
-        except ValueError:  # of another form, which OpenSSL reads, too
-            continue
-        counted = found[:1] if setting == "cert" else found
-        last = max(one.not_valid_after_utc for one in counted)
-        yield CertificateEnd(setting, path, int(last.timestamp()) * SECOND)
+    try:
+        return x509.load_pem_x509_certificates(path.read_bytes())
+    except ValueError:
+        return []
 
 
 def _private_key(path: Path) -> Any:  # noqa: ANN401  # pyOpenSSL's

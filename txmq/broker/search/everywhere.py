@@ -42,7 +42,7 @@ STEP_BATCHES, STEP_BYTES = 64, 64 << 10  # scanned without a catalogue
 STEPS = 1_024  # of one reply
 REPLY_BYTES = 1 << 20
 MAX_DELAYED = 10_000  # rows of delayed messages that are looked through for a key
-MAX_HOLDERS = 100  # undecided transactions, of one key in one partition where there is one
+MAX_HOLDERS = 100  # undecided transactions, in each partition where there is a key
 MAX_LETTERS = 1_000  # of which only their rows are left
 BATCHES_OF_TRANSACTION = 1_000
 
@@ -54,6 +54,7 @@ FIRST: Place = (IN_NO_TOPIC, 0, 0)
 
 # position and length of a batch, the one row of it or None for all, and fields
 _Apart = tuple[int, int, int | None, dict[str, Any]]
+_Holder = tuple[bytes, TopicPartition | None]  # token, and where it holds the key
 
 
 class SearchEverywhere:
@@ -138,7 +139,7 @@ class SearchEverywhere:
                 if self._steps <= 0 or self._full or (self._steps < STEPS and self._late):
                     return topic_id, partition, offset
                 self._steps -= 1
-                partition, offset = yield from self._step(topic, partition, offset)
+                partition, offset = self._step(topic, partition, offset)
                 yield
         return None
 
@@ -148,12 +149,9 @@ class SearchEverywhere:
         """
         return [one.topic_id for one in self._state.topics.values() if not is_own(one.name)]
 
-    def _step(self, topic: Topic, partition: int, offset: int) -> Steps[tuple[int, int]]:
+    def _step(self, topic: Topic, partition: int, offset: int) -> tuple[int, int]:
         """Search some partitions; return where the next step goes on."""
         last = min(partition + PARTITIONS_PER_STEP, len(topic.end_offsets))
-        if self._hash is not None and not offset:
-            for number in range(partition, last):
-                yield from self._held(TopicPartition(topic.topic_id, number), self._hash)
         try:
             page = self._catalogues.search(
                 topic,
@@ -185,31 +183,9 @@ class SearchEverywhere:
                     return number, base + entry.count
         return last, 0  # the damage is in no batch that can be told
 
-    def _held(self, tp: TopicPartition, hashed: int) -> Steps[None]:
-        """Find the key in transactions that hold it."""
-        if not self._state.held_keys[tp]:
-            return
-        holders = key_order.holders(self._state, (*tp, hashed))
-        # lists, because the tables change between steps
-        for _ticket, token in list(islice(holders, MAX_HOLDERS)):
-            row = None if token is None else get(self._state, token)
-            if token is None or row is None:
-                continue
-            batches = islice(every_batch(self._state, token, row), BATCHES_OF_TRANSACTION)
-            for batch, base in list(batches):
-                if (batch.topic_id, batch.partition) == tp and base is None:
-                    fields = {"state": row.state.name.lower(), "token": token.hex()}
-                    yield from self._in_batch(batch.position, batch.length, fields | self._name(tp))
-
     def _name(self, tp: TopicPartition) -> dict[str, Any]:
         name = self._state.topics_by_id[tp[0]].name
         return {"topic": name, "partition": tp[1], "offset": None}
-
-    def _in_batch(self, position: int, length: int, fields: dict[str, Any]) -> Steps[None]:
-        view = self._view(position, length)
-        for row in range(0 if view is None else len(view)):
-            self._add_row(view, row, fields)
-            yield  # a large body takes long to judge
 
     def _view(self, position: int, length: int) -> BatchView | None:
         """Return a batch that is durable and undamaged."""
@@ -242,14 +218,14 @@ class SearchEverywhere:
         return None
 
     def _apart(self) -> Iterator[_Apart | None]:
-        """Yield batches of undecided transactions where no key tells their partitions,
-        of delayed messages, and of failed ones of which only their rows are left; None
-        after some that are of other keys.
+        """Yield batches of undecided transactions, of delayed messages, and of failed
+        ones of which only their rows are left; None after some that are of other keys.
         """
         if self._wanted.message is not None:
             return
-        if self._hash is None:
-            yield from self._undecided()
+        for holders in self._holders():
+            yield from self._undecided(holders)
+            yield None
         start = position = 0
         for _number in range(0, MAX_DELAYED, STEP_BATCHES):
             # anew each time: the table changes between steps
@@ -273,15 +249,29 @@ class SearchEverywhere:
             }
             yield failed.position, failed.length, failed.row, fields
 
-    def _undecided(self) -> Iterator[_Apart]:
-        for token in list(islice(undecided_tokens(self._state), MAX_HOLDERS)):
+    def _holders(self) -> Iterator[list[_Holder]]:
+        """Yield undecided transactions: those that hold the key, partition by
+        partition, or all where there is none.
+        """
+        hashed = self._hash
+        if hashed is None:
+            yield [(token, None) for token in islice(undecided_tokens(self._state), MAX_HOLDERS)]
+            return
+        for tp in sorted(self._state.held_keys):
+            holders = islice(key_order.holders(self._state, (*tp, hashed)), MAX_HOLDERS)
+            yield [(token, tp) for _ticket, token in holders if token is not None]
+
+    def _undecided(self, holders: list[_Holder]) -> Iterator[_Apart]:
+        """Yield their batches, or those in the partition where they hold the key."""
+        for token, held in holders:
             row = get(self._state, token)
             batches = () if row is None else every_batch(self._state, token, row)
+            # a list, because the tables change between steps
             for batch, base in list(islice(batches, BATCHES_OF_TRANSACTION)):
-                if row is not None and base is None:
+                tp = TopicPartition(batch.topic_id, batch.partition)
+                if row is not None and base is None and held in (None, tp):
                     fields = {"state": row.state.name.lower(), "token": token.hex()}
-                    place = self._name(TopicPartition(batch.topic_id, batch.partition))
-                    yield batch.position, batch.length, None, fields | place
+                    yield batch.position, batch.length, None, fields | self._name(tp)
 
     def _letters(self) -> Iterator[tuple[Place, FailedMessage]]:
         """Yield the letters, of the key if there is one, whose batches are in no topic

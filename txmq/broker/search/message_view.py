@@ -54,6 +54,6 @@ def describe_message(view: BatchView, row: int, *, bodies: bool) -> dict[str, An
         "tag": view.tags[row],
         "headers": dict(view.headers[row]),
         "born_at": view.born_at[row],
-        "size": len(view.bodies[row]),
+        "size": view.size_of(row),
     }
     return fields | {"body": b64encode(view.bodies[row]).decode()} if bodies else fields

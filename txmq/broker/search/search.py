@@ -13,7 +13,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from txmq.batch import BatchView
 from txmq.broker.engine.log_reader import PublishedBatch
 from txmq.broker.search.candidate_batches import CandidateBatches, MessageId, VisibleTopic
-from txmq.broker.search.message_view import describe_message, fit_entries, read_view
+from txmq.broker.search.message_view import (
+    PAGE_BYTES,
+    describe_message,
+    fit_entries,
+    read_view,
+    weight_of,
+)
 from txmq.core.state.visibility import offset_at_time
 from txmq.core.topics import delayed
 from txmq.core.transactions.model import every_batch, get
@@ -77,7 +83,9 @@ class Search:
         batches: int = PAGE_BATCHES,
         size: int = PAGE_READ_BYTES,
     ) -> None:
-        """At most so many batches, of about this size in all, are scanned."""
+        """At most so many batches, of about this size in all, are scanned; where bodies
+        are shown, of this size decompressed.
+        """
         self._store, self._state, self._topic, self._query = store, state, topic, query
         where = VisibleTopic(state, topic.topic_id, store.durable)
         correlations = () if query.content is None else query.content.of_correlations
@@ -88,6 +96,7 @@ class Search:
         self._most_bytes = size
         self._read = self._judged = 0  # messages, and bytes of their bodies
         self._messages: list[dict[str, Any]] = []
+        self._size = 0  # of these in a reply
 
     def page(self, partitions: range, offset: int) -> SearchPage:
         """Search the partitions in turn, the first of them from `offset` on."""
@@ -130,10 +139,15 @@ class Search:
             rows = self._rows_to_judge(view, at - place.base)
             self._read += len(rows)
             where = {"topic": self._topic.name, "partition": partition}
+            opens = self._query.bodies
             for row in self._matching(view, where, place, rows):
-                if len(self._messages) == self._query.limit:
+                if len(self._messages) == self._query.limit or self._size >= PAGE_BYTES:
                     return int(row["offset"])
                 self._messages.append(row)
+                self._size += weight_of(row)
+                if opens:  # all bodies of the batch were decompressed for this one
+                    self._bytes -= max(0, view.header.size - place.entry.length)
+                    opens = False
             if rows.stop < len(view):
                 return place.base + rows.stop
         return None

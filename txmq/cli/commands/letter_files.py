@@ -11,12 +11,13 @@ import typer
 from txmq.cli.command import CommandSession
 from txmq.cli.letter_selection import Saved, Where, selection_args
 from txmq.cli.options import Group, Operator, Reason, Yes
-from txmq.cli.output import FAILED, counted
+from txmq.cli.output import FAILED
 from txmq.cli.parsers import parse_name
 from txmq.client.protocol.calls import calls_by
 from txmq.client.protocol.letter_changes import export_steps, mark_steps
 from txmq.client.protocol.letter_file import LetterWriter, new_file, read_file
 from txmq.faces import run
+from txmq.model.measures import counted
 
 
 def export(

@@ -21,7 +21,7 @@ from txmq.cli.letter_selection import (
     selection_args,
 )
 from txmq.cli.options import Group, NextPage, Operator, Reason, Yes
-from txmq.cli.output import FAILED, Output, counted
+from txmq.cli.output import FAILED, Output
 from txmq.cli.parsers import parse_name
 from txmq.cli.replay_plans import replay_all
 from txmq.cli.rows import with_decoded_body, with_places
@@ -31,6 +31,7 @@ from txmq.client.protocol.life_events import what_is_known
 from txmq.client.protocol.lives import letter_delivery_steps
 from txmq.faces import run
 from txmq.model.letter_filter import RETRIED, format_filter
+from txmq.model.measures import counted
 from txmq.model.tracebacks import last_line
 
 app = typer.Typer(

@@ -35,6 +35,7 @@ from txmq.cli.parsers import (
     parse_name,
 )
 from txmq.cli.rows import with_decoded_body
+from txmq.model.measures import counted
 from txmq.model.printable import escape_unprintable
 
 app = typer.Typer(
@@ -164,8 +165,8 @@ def find(  # noqa: PLR0913  # its options
     if found.next is not None and len(rows) < limit:
         on = ",".join(map(str, found.next))
         session.out.print_note(
-            f"stopped at {found.at}, after {found.read:,} messages: go on with --after {on}, or "
-            "narrow the search by TOPIC, --from and --to"
+            f"stopped at {found.at}, after {counted(found.read, 'message')}: go on with "
+            f"--after {on}, or narrow the search by TOPIC, --from and --to"
         )
 
 

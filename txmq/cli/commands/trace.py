@@ -31,6 +31,7 @@ from txmq.client.protocol.lives import (
     search_title,
 )
 from txmq.faces import run
+from txmq.model.measures import counted
 
 if TYPE_CHECKING:
     from txmq.tx.postgres.session import Connection
@@ -120,11 +121,11 @@ def _sequence(found: list[dict[str, Any]]) -> dict[str, Any]:
 def _note_rest(session: CommandSession, searched: Searched, limit: int) -> None:
     """Say what was left out."""
     if searched.more and len(searched.messages) >= limit:
-        session.out.print_note(f"there are more than {limit} messages: use --limit")
+        session.out.print_note(f"there are more than {counted(limit, 'message')}: use --limit")
     elif searched.more:
         session.out.print_note(
-            f"the search has stopped after {searched.read:,} messages, at {searched.at}: use "
-            "--from, --within or --most-read"
+            f"the search has stopped after {counted(searched.read, 'message')}, at {searched.at}: "
+            "use --from, --within or --most-read"
         )
 
 
@@ -163,4 +164,5 @@ def _write_page(
     from txmq.cli.life_page import page
 
     names = ", ".join(name_of(message) for message in found[:MAX_NAMES])
-    file.write_text(page(title, f"{len(found)} messages: {names}", events), encoding="utf-8")
+    about = f"{counted(len(found), 'message')}: {names}"
+    file.write_text(page(title, about, events), encoding="utf-8")

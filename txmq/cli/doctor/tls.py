@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
@@ -13,7 +13,9 @@ from txmq.errors import ConfigError
 from txmq.errors.extras import MissingExtra, require
 
 if TYPE_CHECKING:
-    from txmq.config.broker import SettingsFile, TlsSettings
+    from cryptography.x509 import Certificate
+
+    from txmq.config.broker import SettingsFile
 
 OTHERS = stat.S_IRGRP | stat.S_IROTH
 
@@ -33,10 +35,11 @@ def check_tls(settings: SettingsFile) -> Iterator[CheckResult]:
         return
     try:
         require("tls", "OpenSSL")
-        from txmq.broker.reactor.tls import Certificates  # an extra
+        from txmq.broker.reactor.tls import Certificates, certificates_in  # an extra
 
         Certificates(tls, _NoClock())  # as the broker reads them
-        yield _validity(tls, timedelta(seconds=settings.alarms.certificate_s))
+        if served := certificates_in(tls.cert):
+            yield _validity(served, timedelta(seconds=settings.alarms.certificate_s))
         yield judged(
             "TLS key",
             f"{tls.key}, mode {tls.key.stat().st_mode & 0o777:03o}",
@@ -57,13 +60,11 @@ class _NoClock:
         return 0.0
 
 
-def _validity(tls: TlsSettings, soon: timedelta) -> CheckResult:
-    from cryptography import x509  # an extra
-
-    own = x509.load_pem_x509_certificates(tls.cert.read_bytes())[0]
-    now, end = datetime.now(UTC), own.not_valid_after_utc
+def _validity(served: Sequence[Certificate], soon: timedelta) -> CheckResult:
+    """Check when a client trusts a certificate and the chain that is served with it."""
+    now, end = datetime.now(UTC), min(one.not_valid_after_utc for one in served)
     found = f"valid until {end:%Y-%m-%d %H:%M} UTC"
-    if not own.not_valid_before_utc <= now < end:
+    if not max(one.not_valid_before_utc for one in served) <= now < end:
         advice = "no client trusts it now: renew it, or set the clock right"
         return CheckResult("TLS", Health.FAILURE, found, advice)
     advice = "renew it: the broker takes the new files by itself"

@@ -25,6 +25,7 @@ from txmq.client.protocol.sender.promise import Promise
 from txmq.client.protocol.sender.topics import TopicCache
 from txmq.client.protocol.settings import ClientSettings
 from txmq.errors import ClientClosed, Throttled, TxmqError, UnknownTopic
+from txmq.model.measures import counted
 from txmq.model.message import Message, Receipt
 from txmq.wire.frames import Frame
 
@@ -118,7 +119,7 @@ class AioSender:
     async def wait_for_room(self, seconds: float) -> None:
         """Wait until one more message may be sent, in turn. Raises Throttled."""
         late = Throttled(
-            f"{self._accumulator.unanswered} messages wait for their receipts",
+            f"{counted(self._accumulator.unanswered, 'message')} without a receipt",
             hint="wait for receipts before sending on, or raise `window`",
         )
         if not self.full:

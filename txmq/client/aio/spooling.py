@@ -25,6 +25,7 @@ from txmq.client.protocol.sender.rows import Fields, checked_messages, column_me
 from txmq.client.protocol.settings import ClientSettings
 from txmq.errors import RequestTimeout, Throttled, TxmqError
 from txmq.model.durations import Duration, seconds_of
+from txmq.model.measures import counted
 from txmq.model.message import Message, Receipt
 
 T = TypeVar("T")
@@ -156,7 +157,7 @@ class SpoolingClient(Client):
                     await self._wait_for_room()
         except TimeoutError:
             raise Throttled(
-                f"{len(self._unanswered)} messages wait for their receipts",
+                f"{counted(len(self._unanswered), 'message')} without a receipt",
                 hint="wait for some, or raise `window`",
             ) from None
         except asyncio.CancelledError as error:

@@ -11,6 +11,7 @@ from txmq.client.protocol.message_search import FoundMessage
 from txmq.client.protocol.sender.spool_chain import SpoolChain
 from txmq.errors import RequestRejected, RequestTimeout, TxmqError
 from txmq.model.durations import Duration, seconds_of
+from txmq.model.measures import counted
 from txmq.model.message import Receipt, message_id, parse_message_id
 
 LOOK_EVERY_S = 0.25  # at the spools, or for a message at the broker, while none is drained
@@ -77,7 +78,9 @@ class ClientSpool:
                 _require_open(chain)
                 left = None if deadline is None else deadline - time.monotonic()
                 if left is not None and left <= 0:
-                    raise _timeout(f"{self.waiting} messages still wait in the spool", seconds)
+                    raise _timeout(
+                        f"still in the spool: {counted(self.waiting, 'message')}", seconds
+                    )
                 _wait_for_change(chain, left)
 
     def place(self, receipt: Receipt, timeout: Duration | None = None) -> Receipt:

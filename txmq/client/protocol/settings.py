@@ -14,6 +14,7 @@ from txmq.client.protocol.address import parse_url
 from txmq.client.protocol.identity import ProducerInstance
 from txmq.errors import ConfigError, LocalProtocolError
 from txmq.errors.extras import require
+from txmq.errors.validation import unknown_name
 from txmq.model.durations import Duration, seconds_of
 from txmq.model.message import is_name
 
@@ -167,8 +168,8 @@ class ClientSettings:
     @classmethod
     def of(cls, service: str | None, **options: Unpack[Options]) -> Self:
         """Return the settings with these options. Raises ConfigError."""
-        if unknown := options.keys() - Options.__optional_keys__:
-            raise ConfigError("connect", f"there is no option {min(unknown)!r}", hint=OPTIONS_HINT)
+        if unknown := unknown_name(options, Options.__optional_keys__):
+            raise ConfigError("connect", f"there is no option {unknown}", hint=OPTIONS_HINT)
         fields: dict[str, Any] = {**options, "telemetry": _telemetry(options.get("telemetry"))}
         if isinstance(log := options.get("log_id"), str):
             with suppress(ValueError):  # it is refused as text, like all that is no UUID

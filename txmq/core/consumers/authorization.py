@@ -46,6 +46,19 @@ def find_member(
     return group, found
 
 
+def find_instance(
+    state: State, name: str, member: str, instance: str
+) -> tuple[ConsumerGroup, GroupMember] | Rejected:
+    """Return the group and its member, unless another process has replaced it."""
+    found = find_member(state, name, member)
+    if isinstance(found, Rejected) or found[1].instance == instance:
+        return found
+    message = f"another process has joined consumer group {name!r} as {member!r}"
+    return Rejected(
+        UnknownMember, message, "give each process a name of its own", {"replaced": True}
+    )
+
+
 def find_current_member(
     state: State, name: str, member: str, generation: int
 ) -> tuple[ConsumerGroup, GroupMember] | Rejected:

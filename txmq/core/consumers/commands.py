@@ -48,6 +48,7 @@ class JoinGroup(NamedTuple):
     - `named` = False: a broadcast member whose position is not kept.
     - `static`: the member keeps its partitions for as long as its session lasts, even
       if its connection, its process or the broker restarts.
+    - `continued`: the member goes on with a join that has begun (`JoinBegun`).
     """
 
     group: str
@@ -59,6 +60,7 @@ class JoinGroup(NamedTuple):
     held: tuple[TopicRange, ...] | None = None
     named: bool = True
     static: bool = False
+    continued: bool = False
 
 
 class LeaveGroup(NamedTuple):

@@ -6,7 +6,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from txmq.core.consumers import head_of_line, progress, stall_reasons, store_views
-from txmq.core.consumers.authorization import find_group, find_member
+from txmq.core.consumers.authorization import find_group, find_instance, find_member
 from txmq.core.consumers.membership import identities
 from txmq.core.consumers.stall_reasons import StallContext
 from txmq.core.events.outcome import Rejected
@@ -16,7 +16,6 @@ from txmq.core.state.restores import all_epochs, epoch_of
 from txmq.core.state.state import State
 from txmq.core.steps import run_to_end
 from txmq.core.topics import topics
-from txmq.errors import UnknownMember
 from txmq.store import tables as t
 
 if TYPE_CHECKING:
@@ -256,15 +255,14 @@ def describe_membership(
 
     An `instance` that another process has replaced is not a member any more.
     """
-    found = find_member(state, name, member)
+    found = (
+        find_instance(state, name, member, instance)
+        if instance
+        else find_member(state, name, member)
+    )
     if isinstance(found, Rejected):
         return found
     group, present = found
-    if instance and instance != present.instance:
-        replaced = f"another process has joined consumer group {name!r} as {member!r}"
-        return Rejected(
-            UnknownMember, replaced, "give each process a name of its own", {"replaced": True}
-        )
     view = {
         "generation": group.generation,
         "epoch": group.epoch,

@@ -21,6 +21,7 @@ from txmq.core.state import (
 from txmq.core.state.failed_rows import CLOSED, FailedKind, FailedMessage
 from txmq.core.state.letter_cells import LetterState
 from txmq.errors import BadRequest
+from txmq.model.measures import counted
 from txmq.store import tables as t
 
 if TYPE_CHECKING:
@@ -122,7 +123,7 @@ def describe_letter(
     if version in (None, row.edits):
         return letter
     if version not in versions:
-        message = f"the letter has no version {version}: it was edited {row.edits} times"
+        message = f"the letter has no version {version}: it was edited {counted(row.edits, 'time')}"
         return Rejected(BadRequest, message, "see its versions: txmq dlq show")
     return letter._replace(
         position=versions[version].position, length=versions[version].length, row=0

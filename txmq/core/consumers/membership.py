@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from txmq.core.consumers import leases
 from txmq.core.consumers.assignment import Subscriber, assign
-from txmq.core.consumers.authorization import LeaseClaim, find_group, find_member
+from txmq.core.consumers.authorization import LeaseClaim, find_group, find_instance
 from txmq.core.consumers.commands import JoinGroup, LeaveGroup, Rebalance
 from txmq.core.consumers.group_settings import are_compatible, settings_for_join
 from txmq.core.events.consumers import (
@@ -38,7 +38,7 @@ from txmq.core.state.positions import GroupPosition
 from txmq.core.state.ranges import RangeMap, gaps
 from txmq.core.state.restores import epoch_steps
 from txmq.core.state.state import State
-from txmq.errors import BadRequest, GroupMismatch, Throttled, UnknownMember, UnknownTopic
+from txmq.errors import BadRequest, GroupMismatch, Throttled, UnknownTopic
 from txmq.model.topic_partition import TopicPartition
 
 if TYPE_CHECKING:
@@ -71,6 +71,15 @@ class JoinReply(NamedTuple):
     identities: Identities
 
 
+class JoinBegun(NamedTuple):
+    """The member is in the group, and some of the partitions that are new to it have
+    begun. The same command goes on, `continued`.
+    """
+
+    group: str
+    session_us: int
+
+
 class Identities(NamedTuple):
     """The ids of topics and the epochs of partitions, by which an inbox knows messages.
 
@@ -84,8 +93,8 @@ class Identities(NamedTuple):
 
 
 def decide_join(state: State, command: JoinGroup, now: int) -> Outcome | Rejected:
-    """Decide a join. The reply None asks for the same command again: many partitions
-    are new to the group, and only some of them have begun.
+    """Decide a join, or the first of its steps where very many partitions are new to
+    the group: the reply is JoinBegun then.
     """
     topics = _topics(state, command)
     if isinstance(topics, Rejected):
@@ -94,20 +103,22 @@ def decide_join(state: State, command: JoinGroup, now: int) -> Outcome | Rejecte
     if isinstance(prepared, Rejected):
         return prepared
     group, events = prepared
-    if full := _refusal_when_full(state, group, topics, command):
-        return Rejected(Throttled, full, "close or delete some first")
-    if begun := _first_positions(state, group, topics, command):
-        return Outcome((*events, begun), None)
+    if refused := _refusal(state, group, topics, command):
+        return refused
     member = group.members.get(command.member)
-    wanted = tuple(topic.topic_id for topic in topics)
     if member is not None and member.instance != command.instance:
         rows = _rows_of_member(state, group, member.name, now, lost=True)
         events.append(MemberLeft(group.group_id, member.name, True, rows))
     elif member is not None and command.held is not None:
         events += _return_unheld(state, group, member, command, now)
-    joined = MemberJoined(group.group_id, command.member, command.instance, wanted, command.static)
+    wanted = tuple(topic.topic_id for topic in topics)
+    begun = _first_positions(state, group, topics, command)
+    read = wanted if begun is None else _topics_read(member, command.instance)
+    joined = MemberJoined(group.group_id, command.member, command.instance, read, command.static)
     if member is None or joined[2:] != (member.instance, member.topics, member.static):
         events.append(joined)
+    if begun is not None:
+        return Outcome((*events, begun), JoinBegun(group.name, group.settings.session_us))
     subscribers = [
         *_subscribers(group, but=command.member),
         _subscriber(member, command.member, wanted),
@@ -115,6 +126,13 @@ def decide_join(state: State, command: JoinGroup, now: int) -> Outcome | Rejecte
     fresh = bool(events) and isinstance(events[-1], MemberJoined)
     events += _rebalance(state, group, subscribers, command, always=fresh)
     return Outcome(tuple(events), _join_reply(state, group, command.member, wanted, events))
+
+
+def _topics_read(member: GroupMember | None, instance: str) -> tuple[int, ...]:
+    """Return what a member reads while its join is made in steps: as before, which is
+    nothing for a new one.
+    """
+    return () if member is None or member.instance != instance else member.topics
 
 
 def _topics(state: State, command: JoinGroup) -> tuple[Topic, ...] | Rejected:
@@ -234,6 +252,19 @@ def _first_positions(
 
 def _positions(state: State) -> int:
     return sum(len(group.positions) for group in state.groups.by_id.values())
+
+
+def _refusal(
+    state: State, group: ConsumerGroup, topics: tuple[Topic, ...], command: JoinGroup
+) -> Rejected | None:
+    """Return why a member cannot join. One that has begun to is in the group, unless
+    its session has ended or another process has replaced it.
+    """
+    if command.continued:
+        found = find_instance(state, group.name, command.member, command.instance)
+        return found if isinstance(found, Rejected) else None
+    full = _refusal_when_full(state, group, topics, command)
+    return Rejected(Throttled, full, "close or delete some first") if full else None
 
 
 def _refusal_when_full(
@@ -405,15 +436,10 @@ def _restored(state: State, topics: Iterable[int]) -> set[TopicPartition]:
 
 
 def decide_leave(state: State, command: LeaveGroup, now: int) -> Outcome | Rejected:
-    found = find_member(state, command.group, command.member)
+    found = find_instance(state, command.group, command.member, command.instance)
     if isinstance(found, Rejected):
         return found
-    group, member = found
-    if member.instance != command.instance:
-        return Rejected(
-            UnknownMember,
-            f"another process has replaced {command.member!r} in consumer group {command.group!r}",
-        )
+    group, _member = found
     rows = _rows_of_member(state, group, command.member, now, lost=command.lost)
     left = MemberLeft(group.group_id, command.member, command.lost, rows)
     if group.temporary:

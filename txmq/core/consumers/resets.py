@@ -18,6 +18,7 @@ from txmq.core.state.restores import newest_epoch
 from txmq.core.state.state import State
 from txmq.core.topics import topics
 from txmq.errors import BadRequest, Conflict, OffsetOutOfRange, UnknownTopic
+from txmq.model.measures import counted
 from txmq.model.topic_partition import TopicPartition
 from txmq.store import tables as t
 
@@ -172,7 +173,8 @@ def _new_offsets(
     for partition, offset in command.offsets:
         if partition not in partitions or offset < 0:
             place = f"{topic.name}/{partition}"
-            message = f"{place} has no offset {offset}: the topic has {len(partitions)} partitions"
+            there = counted(len(partitions), "partition")
+            message = f"{place} has no offset {offset}: the topic has {there}"
             return Rejected(
                 OffsetOutOfRange,
                 message,

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 from txmq.core.consumers import key_fences, poison, store_views
 from txmq.core.state import failed_messages, visibility
 from txmq.core.topics import topics
+from txmq.model.measures import counted
 from txmq.model.units import SECOND
 from txmq.store import tables as t
 
@@ -140,8 +141,8 @@ def _breaker_open(check: StallCheck) -> str:
         return ""
     waits = f"the group waits until a probe succeeds ({breaker.error_type})"
     gone = check.group.unreachable
-    lost = f"; {gone} messages cannot be probes, in local stores without an owner" if gone else ""
-    return f"many keys failed alike: {waits}{lost}"
+    lost = f"; {counted(gone, 'message')} cannot be probes, in local stores without an owner"
+    return f"many keys failed alike: {waits}{lost if gone else ''}"
 
 
 def _no_member(check: StallCheck) -> str:
@@ -245,7 +246,8 @@ def _span(check: StallCheck) -> str:
     ):
         return ""
     return (
-        f"message {floor} is not processed, and {span} messages from there on were delivered (span)"
+        f"message {floor} is not processed, and only {counted(span, 'message')} from there on may"
+        " be delivered (span)"
     )
 
 
@@ -284,8 +286,8 @@ def _visibility_barrier(check: StallCheck) -> str:
     behind = check.state.topics_by_id[check.tp[0]].end_offsets[check.tp[1]]
     if barrier is None or check.position.cursor != check.end or check.end == behind:
         return ""
-    count, token = behind - check.end, barrier.token.hex()
-    return f"{count} messages are seen once a large transaction is published whole: {token}"
+    hidden, token = counted(behind - check.end, "message"), barrier.token.hex()
+    return f"a large transaction hides {hidden} until it is published whole: {token}"
 
 
 def _undecided(check: StallCheck) -> str:

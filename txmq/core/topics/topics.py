@@ -41,6 +41,7 @@ from txmq.errors import (
     UnknownPartition,
     UnknownTopic,
 )
+from txmq.model.measures import counted
 from txmq.model.own_topics import PREFIX, is_own
 from txmq.model.topic_partition import TopicPartition
 from txmq.store import tables as t
@@ -338,7 +339,7 @@ def decide_create(state: State, command: CreateTopic, now: int) -> Outcome | Rej
     if len(topic.end_offsets) != command.partitions:
         return Rejected(
             TopicExists,
-            f"topic {command.name!r} exists with {len(topic.end_offsets)} partitions",
+            f"topic {command.name!r} exists with {counted(len(topic.end_offsets), 'partition')}",
             "to add partitions: txmq topic set --partitions",
         )
     own = topic.settings._replace(schema="", compatibility="")  # set by calls of their own
@@ -385,8 +386,8 @@ def decide_grow(state: State, command: GrowTopic, now: int) -> Outcome | Rejecte
     if command.partitions < len(topic.end_offsets):
         return Rejected(
             BadRequest,
-            f"topic {command.name!r} has {len(topic.end_offsets)} partitions and cannot shrink "
-            f"to {command.partitions}",
+            f"topic {command.name!r} has {counted(len(topic.end_offsets), 'partition')} and cannot "
+            f"shrink to {command.partitions}",
             "create another topic with fewer partitions",
         )
     if command.partitions == len(topic.end_offsets):

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from txmq.errors import ForeignStore, InvalidExport, UnsupportedFormat
+from txmq.model.measures import counted
 from txmq.model.retry import FailureReport
 from txmq.recover.local.rows import identity_json, identity_of
 from txmq.recover.local.values import (
@@ -73,7 +74,7 @@ def _messages(numbered: Iterator[tuple[int, str]], topic_id: int) -> Iterator[Sc
         except (KeyError, TypeError, ValueError) as error:
             raise _invalid(number, f"not a message: {error!r}") from error
         count += 1
-    raise _invalid(number + 1, f"it was cut off after {count} messages")
+    raise _invalid(number + 1, f"it was cut off after {counted(count, 'message')}")
 
 
 def export_lines(identity: StoreIdentity, messages: Iterable[Scanned]) -> Iterator[str]:

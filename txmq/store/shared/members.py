@@ -70,6 +70,8 @@ class Members:
         key = said.node, said.address
         if said.log_id != place.log_id or (is_history and key == (self._name, self._address)):
             return
+        if (said.epoch, said.end) > (place.epoch, place.end):
+            return  # no node knows more than what stands before its words
         before = self._heard.get(key)
         if before is not None and _is_late(said, before.said):
             return

@@ -34,6 +34,7 @@ from txmq.errors import (
 )
 from txmq.model.causation import current_cause, with_cause
 from txmq.model.durations import Duration, seconds_of
+from txmq.model.measures import counted
 from txmq.model.message import Message, Receipt
 from txmq.wire.data_requests import Opcode, send_header, unpack_send_receipt
 
@@ -164,7 +165,7 @@ class BlockingProducer:
                 count += len(confirmed.outgoing.rows)
                 yield confirmed
         except TxmqError as error:
-            error.add_note(f"{count} of {len(rows)} messages are stored")
+            error.add_note(f"stored: {count} of {counted(len(rows), 'message')}")
             if count:  # a repetition of the whole call would store these twice
                 error.outcome = "unknown"
             raise

@@ -187,7 +187,7 @@ class OutboxFallback:
                     f"{error.message}; {len(logs)} brokers work on this database, and the "
                     "outbox needs the id of its log",
                     hint="give it to a client that may start before its broker, as "
-                    "connect(url, log_id=UUID(...)); `txmq schema brokers DSN` lists it",
+                    'connect(url, log_id="…"); `txmq schema brokers DSN` lists it',
                 ) from error
             bundle.core.expect_log(logs[0])
             return logs[0]

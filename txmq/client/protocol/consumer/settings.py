@@ -12,6 +12,7 @@ from typing import Any, Literal, TypedDict, Unpack
 
 from txmq.client.protocol.typed.bodies import Topics, TypedBodies, models_of, topic_names
 from txmq.errors import LocalProtocolError
+from txmq.errors.validation import unknown_name
 from txmq.model.durations import Duration, micros_of, seconds_of
 from txmq.model.message import check_name, to_micros
 from txmq.model.retry import RetryPolicy
@@ -190,10 +191,9 @@ def consumer_settings(
     """Return the settings that these arguments make. Raises LocalProtocolError for
     invalid ones.
     """
-    if unknown := options.keys() - ConsumerOptions.__optional_keys__:
+    if unknown := unknown_name(options, ConsumerOptions.__optional_keys__):
         raise LocalProtocolError(
-            f"a consumer has no option {min(unknown)!r}",
-            hint="see txmq.ConsumerOptions",
+            f"a consumer has no option {unknown}", hint="see txmq.ConsumerOptions"
         )
     check_name(group, "consumer group")
     topics = topics if isinstance(topics, str) else list(topics)

@@ -19,6 +19,7 @@ from txmq.client.protocol.sender.rows import estimated_size, frozen_with_size
 from txmq.client.protocol.sender.topics import TopicCache
 from txmq.errors import Throttled, TxmqError
 from txmq.model.causation import current_cause, with_cause
+from txmq.model.measures import counted
 from txmq.model.message import Message, Receipt
 from txmq.wire.data_requests import Opcode
 
@@ -434,7 +435,7 @@ class Accumulator:
             ):
                 if not self._changed.wait(deadline - time.monotonic()):
                     raise Throttled(
-                        f"{self._messages} messages wait for their receipts",
+                        f"{counted(self._messages, 'message')} without a receipt",
                         hint="wait for receipts before sending on, or raise `window`",
                     )
         finally:

@@ -18,6 +18,7 @@ from txmq.client.protocol.sender.batcher import Batcher, SequencedBatch
 from txmq.client.protocol.sender.batches import make_receipts, parse_receipt
 from txmq.client.protocol.sender.promise import Promise
 from txmq.errors import RemoteProtocolError
+from txmq.model.measures import counted
 from txmq.model.message import Receipt
 from txmq.wire.batched import BatchedReply, pack_requests, unpack_replies
 from txmq.wire.data_requests import Opcode
@@ -189,8 +190,9 @@ def warn_of_unsent(messages: Mapping[str, int]) -> None:
         return
     topics = ", ".join(f"{number} of {topic!r}" for topic, number in sorted(messages.items()))
     warnings.warn(
-        f"the process ends without a receipt for {sum(messages.values())} messages ({topics});"
-        " they may be lost: close the client, which waits for them",
+        "the process ends without a receipt for "
+        f"{counted(sum(messages.values()), 'message')} ({topics}), which may be lost:"
+        " close the client, which waits for them",
         RuntimeWarning,
         stacklevel=1,
     )

@@ -75,7 +75,7 @@ def mixed_entry(token: UUID, gid: str, decision: Decision, service: str | None) 
 def mixed_error(token: UUID, decision: Decision, gids: tuple[str, ...]) -> HeuristicMixed:
     """Return the error of a transaction some of whose branches contradict it."""
     return HeuristicMixed(
-        f"{len(gids)} branches of transaction {token} contradict the decision {decision.name}",
+        f"branches of transaction {token} that contradict its {decision.name}: {len(gids)}",
         token=str(token),
         decision=decision.name,
         branches=gids,

@@ -7,6 +7,7 @@ from typing import Final, Literal, NamedTuple, TypedDict
 
 from txmq.client.protocol.settings import ClientSettings, require_seconds
 from txmq.errors import ConfigError, LocalProtocolError
+from txmq.errors.validation import unknown_name
 from txmq.model.durations import Duration
 from txmq.tx.xid import node_of
 
@@ -75,9 +76,9 @@ def checked_options(
 
     Raises ConfigError or LocalProtocolError.
     """
-    if options and (unknown := options.keys() - TransactionOptions.__optional_keys__):
+    if options and (unknown := unknown_name(options, TransactionOptions.__optional_keys__)):
         raise ConfigError(
-            "transaction", f"there is no option {min(unknown)!r}", hint="see TransactionOptions"
+            "transaction", f"there is no option {unknown}", hint="see TransactionOptions"
         )
     if connection is None:
         raise LocalProtocolError(
@@ -120,8 +121,8 @@ class CheckedXaOptions(NamedTuple):
 
 def checked_xa_options(settings: ClientSettings, options: XaOptions) -> CheckedXaOptions:
     """Return the options of an XA transaction. Raises ConfigError."""
-    if unknown := options.keys() - XaOptions.__optional_keys__:
-        raise ConfigError("xa", f"there is no option {min(unknown)!r}", hint="see XaOptions")
+    if unknown := unknown_name(options, XaOptions.__optional_keys__):
+        raise ConfigError("xa", f"there is no option {unknown}", hint="see XaOptions")
     return CheckedXaOptions(
         options.get("node", node_of(settings.service or DEFAULT_NODE)),
         require_seconds("timeout", options.get("timeout", STORE_TIMEOUT_S)),

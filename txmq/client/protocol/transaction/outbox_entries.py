@@ -13,6 +13,7 @@ from txmq.client.protocol.sender.rows import Rows
 from txmq.client.protocol.sender.topics import TopicCache
 from txmq.client.protocol.transaction.buffer import BufferedSend, PartitionRows
 from txmq.errors import BrokerUnavailable, MessageTooLarge
+from txmq.model.measures import counted
 from txmq.model.message import Message
 from txmq.tx.outbox_entry import BYTES, MESSAGES, OutboxEntry, order_key
 
@@ -36,8 +37,8 @@ def outbox_entries(
             sequence, size = sequence + len(rows), size + len(batch)
     if sequence > MESSAGES or size > BYTES:
         raise MessageTooLarge(
-            f"A transaction of {sequence} messages, {size} bytes does not fit in the outbox, "
-            f"which takes {MESSAGES} messages, {BYTES} bytes",
+            f"A transaction of {counted(sequence, 'message')}, {size} bytes does not fit in the "
+            f"outbox, which takes {MESSAGES} messages, {BYTES} bytes",
             hint="wait for the broker, or send less in one transaction",
         )
     return entries, sequence

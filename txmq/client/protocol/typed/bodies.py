@@ -17,7 +17,7 @@ from pydantic.errors import PydanticSchemaGenerationError
 
 from txmq.client.protocol.sender.rows import Fields
 from txmq.errors import BodyMismatch, ConfigError, LocalProtocolError
-from txmq.errors.validation import first_mistake
+from txmq.errors.validation import first_mistake, unknown_name
 from txmq.model.message import Message, ReceivedMessage, check_name
 from txmq.model.schemas.bodies import CONTENT_TYPE, MSGPACK
 from txmq.model.tracebacks import text_of
@@ -53,9 +53,9 @@ class TypedBodies(Generic[M]):
     def __init__(self, name: str, model: type[M], **options: Unpack[TopicOptions]) -> None:
         """Raises LocalProtocolError, and ConfigError for a type that is no model."""
         self.name, self.model = check_name(name, "topic"), model
-        if unknown := options.keys() - TopicOptions.__optional_keys__:
+        if unknown := unknown_name(options, TopicOptions.__optional_keys__):
             raise LocalProtocolError(
-                f"a topic has no option {min(unknown)!r}",
+                f"a topic has no option {unknown}",
                 hint=f"use one of {', '.join(sorted(TopicOptions.__optional_keys__))}",
             )
         self.format, self._source = options.get("format", "json"), options.get("source")
