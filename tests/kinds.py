@@ -103,11 +103,19 @@ DEEP: Final = {
         "tests/relay/test_relay.py",
         "tests/relay/test_restored_database.py",
     ),
-    "every place, and many seeds": (
+    "every place, many seeds, and races": (
         "tests/broker/requests/test_changes_between_steps.py::test_reads_end_whatever_changes",
         "tests/broker/data_directory/test_index_crash.py",
         "tests/client/aio/test_inbox_misuse.py",
+        (
+            "tests/client/blocking/test_caller_misuse.py::"
+            "test_they_agree_however_the_transaction_begins_and_ends"
+        ),
         "tests/client/blocking/test_inbox_misuse.py",
+        (
+            "tests/client/blocking/test_xa_misuse.py::"
+            "test_they_agree_however_the_branch_begins_and_ends"
+        ),
         "tests/core/consumers/test_simulation.py",
         "tests/recover/local/test_crash.py",
         "tests/recover/spool/test_spool_simulation.py",
@@ -119,6 +127,8 @@ DEEP: Final = {
         "tests/simulation/test_simulation.py::test_every_invariant_holds_with_slow_handlers",
         "tests/store/index/test_environment.py",
         "tests/store/index/test_lmdb_tables.py::TestBeside::runTest",
+        "tests/tx/postgres/test_inbox_compaction_race.py",
+        "tests/tx/postgres/test_token_fence.py",
     ),
 }
 _DEEP: Final = frozenset(place for places in DEEP.values() for place in places)
