@@ -8,6 +8,7 @@ folder, its file, its function or itself, unless STORIES have it.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cache
 from pathlib import PurePosixPath
 from typing import Final
 
@@ -148,6 +149,10 @@ def is_needed(file: str) -> bool:
 
 def _places(test: str) -> Iterator[str]:
     """Yield the folders, the file and the function of a test, and the test."""
-    file = test.partition("::")[0]
-    yield from (str(folder) for folder in PurePosixPath(file).parents)
-    yield from (file, test.partition("[")[0], test)
+    yield from _folders_and_file(test.partition("::")[0])
+    yield from (test.partition("[")[0], test)
+
+
+@cache
+def _folders_and_file(file: str) -> tuple[str, ...]:
+    return (*map(str, PurePosixPath(file).parents), file)
