@@ -8,6 +8,7 @@ folder, its file, its function or itself, unless STORIES have it.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cache
 from pathlib import PurePosixPath
 from typing import Final
 
@@ -106,11 +107,19 @@ DEEP: Final = {
         "tests/relay/test_relay.py",
         "tests/relay/test_restored_database.py",
     ),
-    "every place, and many seeds": (
+    "every place, many seeds, and races": (
         "tests/broker/requests/test_changes_between_steps.py::test_reads_end_whatever_changes",
         "tests/broker/data_directory/test_index_crash.py",
         "tests/client/aio/test_inbox_misuse.py",
+        (
+            "tests/client/blocking/test_caller_misuse.py::"
+            "test_they_agree_however_the_transaction_begins_and_ends"
+        ),
         "tests/client/blocking/test_inbox_misuse.py",
+        (
+            "tests/client/blocking/test_xa_misuse.py::"
+            "test_they_agree_however_the_branch_begins_and_ends"
+        ),
         "tests/core/consumers/test_simulation.py",
         "tests/recover/local/test_crash.py",
         "tests/recover/spool/test_spool_simulation.py",
@@ -122,6 +131,8 @@ DEEP: Final = {
         "tests/simulation/test_simulation.py::test_every_invariant_holds_with_slow_handlers",
         "tests/store/index/test_environment.py",
         "tests/store/index/test_lmdb_tables.py::TestBeside::runTest",
+        "tests/tx/postgres/test_inbox_compaction_race.py",
+        "tests/tx/postgres/test_token_fence.py",
     ),
 }
 _DEEP: Final = frozenset(place for places in DEEP.values() for place in places)
@@ -141,6 +152,10 @@ def is_needed(file: str) -> bool:
 
 def _places(test: str) -> Iterator[str]:
     """Yield the folders, the file and the function of a test, and the test."""
-    file = test.partition("::")[0]
-    yield from (str(folder) for folder in PurePosixPath(file).parents)
-    yield from (file, test.partition("[")[0], test)
+    yield from _folders_and_file(test.partition("::")[0])
+    yield from (test.partition("[")[0], test)
+
+
+@cache
+def _folders_and_file(file: str) -> tuple[str, ...]:
+    return (*map(str, PurePosixPath(file).parents), file)

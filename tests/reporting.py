@@ -5,6 +5,7 @@ tests in several processes.
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from pathlib import Path, PurePosixPath
@@ -26,13 +27,11 @@ APART = ("tests/spark/test_cluster.py",)
 # Each test of these folders may run in another process.
 TEST_BY_TEST = ("simulation", "system")
 # The longest folders begin first, so that no process is left with one at the end.
-FIRST = ("spark", "demo")
-# The files of these folders take the least, so that all processes end together.
-LAST = ("batch", "core", "model", "store", "wire")
-# Simulations never wait, so one of them always runs beside tests that do. None begins
-# at the very end, because each is long for one process.
-CALCULATING = "simulation"
-SPREAD = 0.9
+FIRST = ("spark", "demo", "system")
+# At the very end there are tests only that take the least, so that all processes end
+# together.
+SHORT = ("batch", "core", "model", "store", "wire")
+OTHERS_UNTIL = 0.9
 Report: TypeAlias = Callable[[Mapping[str, int]], None]
 
 
@@ -97,26 +96,33 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def start_order(folders: Mapping[str, str]) -> dict[str, float]:
-    """Return a sort key for each group of tests, which is given with its folder."""
-    calculating = [group for group, folder in folders.items() if folder == CALCULATING]
-    others = [group for group, folder in folders.items() if folder not in (*FIRST, CALCULATING)]
-    others.sort(key=lambda group: (folders[group] != "system", folders[group] in LAST))
-    first = {
-        group: FIRST.index(folder) - 2.0 for group, folder in folders.items() if folder in FIRST
-    }
-    beside = {group: SPREAD * number / len(calculating) for number, group in enumerate(calculating)}
-    return first | beside | {group: number / len(others) for number, group in enumerate(others)}
+    """Return a sort key for each group of tests, which is given with its folder.
+
+    The groups of a folder start at even distances: some folders calculate, others wait,
+    so the processors have work all the time only if all run beside each other.
+    """
+    sizes, before = Counter(folders.values()), Counter[str]()
+    starts = {}
+    for group, folder in folders.items():
+        end = 1.0 if folder in SHORT else OTHERS_UNTIL
+        starts[group] = (
+            FIRST.index(folder) - len(FIRST)
+            if folder in FIRST
+            else end * before[folder] / sizes[folder]
+        )
+        before[folder] += 1
+    return starts
 
 
 def folder_of(nodeid: str) -> str:
-    """Return the folder of a test below `tests`, or the name of its file there."""
+    """Return the folder of a test below `tests`."""
     return _folder_of_file(nodeid.partition("::")[0])
 
 
 @cache
 def _folder_of_file(file: str) -> str:
     parts = PurePosixPath(file).parts
-    return parts[1] if parts[0] == "tests" and len(parts) > 1 else parts[0]
+    return parts[1] if parts[0] == "tests" and len(parts) > 2 else parts[0]
 
 
 def group_of(nodeid: str) -> str:

@@ -26,9 +26,11 @@ def in_order(folders: dict[str, str]) -> list[str]:
     return sorted(folders, key=starts.__getitem__)
 
 
-def test_the_longest_begin_first() -> None:
-    files = {"wire/0": "wire"} | FILES | KILLS | {"demo": "demo", "spark": "spark"}
-    assert in_order(files) == ["spark", "demo", *KILLS, *FILES, "wire/0"]
+def test_the_longest_begin_first_and_the_shortest_last() -> None:
+    short = {f"wire/{number}": "wire" for number in range(10)}
+    order = in_order(short | FILES | KILLS | {"demo": "demo", "spark": "spark"})
+    assert order[:4] == ["spark", "demo", *KILLS]
+    assert order[-1] == "wire/9"
 
 
 def test_the_folder_of_spark_has_two_groups() -> None:
@@ -43,11 +45,13 @@ def test_the_cluster_has_a_group_of_its_own() -> None:
     assert folder_of(tests[0]) in reporting.FIRST
 
 
-def test_simulations_run_beside_waiting_tests_and_not_at_the_end() -> None:
+def test_folders_run_beside_each_other_from_the_first_test_to_the_last() -> None:
     order = in_order(FILES | SEEDS | KILLS)
     places = [order.index(group) for group in SEEDS]
+    assert places[0] < len(KILLS) + 2
     assert all(2 <= after - before <= 5 for before, after in pairwise(places))
-    assert order[-2:] == list(FILES)[-2:]
+    assert order[-1] == list(FILES)[-1]
+    assert folder_of("tests/test_hints.py::test_it") == folder_of("tests/test_costs.py::test_it")
 
 
 def test_any_folder_may_be_the_only_one() -> None:

@@ -481,7 +481,7 @@ BUGS = (
         around=_patching(
             checkback_service.CheckBackService, "record_answer", _record_unknown_as_rollback
         ),
-        first=60,
+        first=68,
     ),
     Bug(
         "a prepared foreign branch is timed out",
@@ -512,7 +512,7 @@ BUGS = (
     Bug(
         "pieces are not continued after a start",
         around=_patching(machine, "save", _save_without_backlog),
-        first=67,
+        first=72,
     ),
     Bug("topics are not saved", around=_patching(machine, "save", _save_without_topics), first=3),
     Bug(
@@ -637,12 +637,12 @@ BUGS = (
         around=_in_every_seed(
             inbox_consumers, _patching(resets, "_begin", _begin_without_generation)
         ),
-        first=19,
+        first=20,
     ),
     Bug(
         "a member keeps what was reset",
         around=_in_every_seed(inbox_consumers, _patching(Membership, "knows", lambda *_args: True)),
-        first=284,
+        first=333,
     ),
     Bug(
         "epochs of a deleted group are forgotten",
@@ -666,6 +666,7 @@ BUGS = (
     Bug(
         "a clock that jumps is believed",
         around=_in_every_seed(machine_clock, _patching(steady_clock, "BELIEVED_US", 1 << 60)),
+        first=1,
     ),
     Bug(
         "a clock is believed at a start",
@@ -679,12 +680,12 @@ BUGS = (
         around=_in_every_seed(
             machine_clock, _patching(broker_time, "doubt_at_start", _forget_earlier_doubt)
         ),
-        first=98,
+        first=127,
     ),
     Bug(
         "check-backs do not go back with the time",
         around=_in_every_seed(machine_clock, _patching(timers, "set_back", lambda *_args: None)),
-        first=48,
+        first=70,
     ),
     Bug(
         "retries do not go back with the time",
@@ -708,17 +709,19 @@ BUGS = (
         around=_in_every_seed(
             filtering_consumers, _patching(LocalQueue, "_unwanted", _filter_everything)
         ),
+        first=1,
     ),
     Bug(
         "parked messages count as accepted",
         around=_in_every_seed(
             filtering_consumers, _patching(failed_rows, "new_row", _accepted_row)
         ),
+        first=1,
     ),
     Bug(
         "a redrive copies a death again",
         around=_in_every_seed(letter_mender, _patching(letter_copies, "copy_of", _no_copy)),
-        first=5,
+        first=13,
     ),
     Bug(
         "an edit concerns all groups",
@@ -738,7 +741,7 @@ BUGS = (
     Bug(
         "an ack tells no plan",
         around=_in_every_seed(plan_operator, _patching(plan_letters, "ended", _tell_nobody)),
-        first=18,
+        first=21,
     ),
     Bug(
         "a policy forgets its plan",
@@ -750,7 +753,7 @@ BUGS = (
         around=_in_every_seed(
             store_consumers, _patching(store_consumers.ModelStore, "put", _put_without_sync)
         ),
-        first=48,
+        first=54,
     ),
     Bug(
         "a stored message is acked before its effect",

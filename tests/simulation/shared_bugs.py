@@ -239,7 +239,7 @@ BUGS = (
     ),
     Bug("a reader passes over what was forgotten", _of_node("_lost", _lost_hides)),
     Bug("an unclean election", plant=_unclean_election),
-    Bug("what members say quiets followers", _of_module("fold", _member_counts), _with_members, 1),
+    Bug("what members say quiets followers", _of_module("fold", _member_counts), _with_members, 2),
     Bug(
         "a node says what it is once",
         lambda: patch.object(Members, "is_due", _says_it_once),

@@ -130,3 +130,9 @@ def test_ten_thousand_more_seeds(first: int, last: int, report: Report) -> None:
 def test_a_planted_bug_is_found(bug: Bug, report: Report) -> None:
     with bug.around():
         find_bug(bug.name, bug.first, lambda seed: Simulation(seed, bug.plant).run(), report)
+
+
+def test_a_planted_bug_that_no_longer_fits_the_code_is_not_taken_for_found(report: Report) -> None:
+    misfit = Bug("a misfit", around=lambda: patch.object(Simulation, "run", lambda: None))
+    with misfit.around(), pytest.raises(TypeError):
+        find_bug(misfit.name, 0, lambda seed: Simulation(seed).run(), report)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from tests.client.blocking.test_several_brokers import BETWEEN
 from tests.client.proxy import Proxy
 from tests.client.real import RealBroker
 from tests.client.scripted_broker import FakeBroker
-from tests.client.world import ApplicationError, World, fail, make_tables
+from tests.client.world import ApplicationError, World, fail
 from txmq.client.blocking.client import Client
 from txmq.client.protocol.awaited import postgres
 from txmq.crashpoints import VARIABLE
@@ -39,14 +39,6 @@ from txmq.wire.data_requests import Opcode
 
 Connect = Callable[..., Client]
 ROOT = Path(__file__).parents[3]
-
-
-@pytest.fixture
-def world(shared_database: str, deciding: RealBroker, connect: Connect) -> Iterator[World]:
-    make_tables(shared_database)
-    world = World(shared_database, deciding, connect(deciding.url))
-    yield world
-    world.connection.close()
 
 
 def test_rows_and_messages_exist_together(world: World) -> None:

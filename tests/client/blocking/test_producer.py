@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -15,6 +16,7 @@ from tests.client.held_sends import Gate, gate
 from tests.client.scripted_broker import FakeBroker, HangUp, Silent, receipt
 from txmq.batch import BatchView
 from txmq.client.blocking.client import Client
+from txmq.client.blocking.sender import delivery
 from txmq.client.protocol.sender.rows import BATCH_BYTES
 from txmq.errors import (
     ConnectionLost,
@@ -137,9 +139,11 @@ def test_after_the_last_attempt_the_outcome_is_unknown_and_the_session_is_not_us
 def test_no_answer_at_all_is_a_time_out_of_unknown_outcome(
     fake: FakeBroker, connect: Connect
 ) -> None:
+    client = connect(fake.url)
+    client.send("orders", b"first")  # so that nothing has to succeed in the time that follows
     fake.script += [Silent] * 3
     with pytest.raises(RequestTimeout) as caught:
-        connect(fake.url, timeout=0.3).send("orders", b"x")
+        client.send("orders", b"x", timeout=0.3)
     assert caught.value.outcome == "unknown"
 
 
@@ -178,10 +182,17 @@ def test_a_throttled_send_waits_and_tries_again(fake: FakeBroker, connect: Conne
     assert len(set(fake.origins())) == 1
 
 
-def test_a_broker_that_stays_busy_throttles_the_caller(fake: FakeBroker, connect: Connect) -> None:
+def test_a_broker_that_stays_busy_throttles_the_caller(
+    fake: FakeBroker, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pauses: list[float] = []
+    clock = SimpleNamespace(monotonic=lambda: time.monotonic() + sum(pauses), sleep=pauses.append)
+    monkeypatch.setattr(delivery, "time", clock)
     fake.script += [Throttled("busy")] * 1_000
     with pytest.raises(Throttled):
-        connect(fake.url, timeout=0.2).send("orders", b"x")
+        connect(fake.url, timeout=50).send("orders", b"x")
+    assert len(fake.sends) == len(pauses) + 1 < 200
+    assert pauses[0] < pauses[-1]
 
 
 @pytest.mark.parametrize(

@@ -468,7 +468,7 @@ def test_a_drain_says_what_it_leaves_alone(
 ) -> None:
     topic = topic_of(own_broker, connect, "left", 1)
     for body in (b"sent", b"elsewhere", b"newer"):
-        with txmq.connect("txmq://127.0.0.1:1", spool=str(spools)) as away:
+        with txmq.connect("txmq://127.0.0.1:1", spool=str(spools), timeout=0.3) as away:
             assert away.send(topic, body, partition=0).spooled
     _, foreign, newer = (Path(one.path, "spool.db") for one in spools_below(str(spools)))
     other = "00000000-0000-4000-8000-000000000001"

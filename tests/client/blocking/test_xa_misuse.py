@@ -10,7 +10,7 @@ import psycopg2
 import pytest
 from psycopg2 import extensions
 
-from tests.client.blocking.test_caller_misuse import BEGINNINGS
+from tests.client.blocking.test_caller_misuse import BEGINNINGS, QUICK
 from tests.client.ledgers import Ledgers, run
 from tests.client.world import ApplicationError, fail
 from txmq.client.protocol.awaited import home_broker, xa
@@ -45,12 +45,29 @@ JOINED = ("after a SELECT", "autocommit, isolated", "BEGIN by hand")
 BEGUN = ("a fresh one", "autocommit", "ended by SQL")
 
 
-@pytest.mark.parametrize("end", ["swallowed", "swallowed, then the block raises"])
+CASES = [
+    (beginning, way, end)
+    for beginning in (*JOINED, *BEGUN)
+    for way in WAYS
+    for end in ("swallowed", "swallowed, then the block raises")
+    if (beginning, end) != QUICK
+]
+
+
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("beginning", [*JOINED, *BEGUN])
-def test_branches_and_messages_agree_or_the_caller_is_told(
+def test_branches_and_messages_agree_or_the_caller_is_told(ledgers: Ledgers, way: str) -> None:
+    beginning, end = QUICK
+    misuse(ledgers, beginning, way, end)
+
+
+@pytest.mark.parametrize(("beginning", "way", "end"), CASES)
+def test_they_agree_however_the_branch_begins_and_ends(
     ledgers: Ledgers, beginning: str, way: str, end: str
 ) -> None:
+    misuse(ledgers, beginning, way, end)
+
+
+def misuse(ledgers: Ledgers, beginning: str, way: str, end: str) -> None:
     cursor = ledgers.last.cursor()
     BEGINNINGS[beginning](ledgers.last)
     autocommit = ledgers.last.autocommit
@@ -88,9 +105,7 @@ def test_a_check_that_proves_nothing_would_be_detected(
 ) -> None:
     monkeypatch.setattr(CallerBlock, "require_same", lambda *_: None)
     with pytest.raises(AssertionError):
-        test_branches_and_messages_agree_or_the_caller_is_told(
-            ledgers, "a fresh one", "old COMMIT BEGIN", "swallowed"
-        )
+        misuse(ledgers, "a fresh one", "old COMMIT BEGIN", "swallowed")
 
 
 def test_a_savepoint_of_a_cursor_withdraws_messages(ledgers: Ledgers) -> None:

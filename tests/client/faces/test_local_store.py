@@ -304,7 +304,8 @@ async def test_a_reset_takes_messages_back_and_they_have_one_effect(
     async def settled() -> bool:
         return not consumer.stats.stored and await all_processed(client, group)
 
-    consumer = await consumer_of(client, group, topic, tmp_path, retry=MUCH_LATER)
+    # A short session: its next heartbeat tells the consumer of the reset.
+    consumer = await consumer_of(client, group, topic, tmp_path, retry=MUCH_LATER, session=3)
     async with face.consuming(consumer, handle, inbox=database):
         await face.until(lambda: consumer.stats.stored == 3, "the failures are stored")
         await client.call("group.reset", group=group, topic=topic, to="first")

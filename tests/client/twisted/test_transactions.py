@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing, suppress
 from typing import Any
 
@@ -16,8 +16,7 @@ import txmq.twisted
 from tests.client.reactor_thread import InReactor
 from tests.client.real import RealBroker
 from tests.client.scripted_member import fresh
-from tests.client.world import ApplicationError, World, fail, make_tables
-from txmq.client.blocking.client import Client as BlockingClient
+from tests.client.world import ApplicationError, World, fail
 from txmq.client.protocol.transaction.checks import Half
 from txmq.client.protocol.transaction.open_work import REASON, end_work
 from txmq.errors import ConfigError, LocalProtocolError, TransactionAborted, TransactionEnded
@@ -26,16 +25,6 @@ from txmq.testing.wait import PATIENCE_S, wait_until
 from txmq.twisted import Client
 
 COUNT_UP = "UPDATE orders SET id = (id::int + 1)::text RETURNING id"
-
-
-@pytest.fixture
-def world(
-    shared_database: str, deciding: RealBroker, connect: Callable[..., BlockingClient]
-) -> Iterator[World]:
-    make_tables(shared_database)
-    world = World(shared_database, deciding, connect(deciding.url))
-    yield world
-    world.connection.close()
 
 
 @pytest.fixture

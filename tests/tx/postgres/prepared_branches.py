@@ -10,7 +10,7 @@ import psycopg2
 from psycopg2 import extensions
 from psycopg2.extensions import make_dsn, parse_dsn
 
-from tests.tx.postgres.support import rows
+from tests.tx.postgres.support import rows, xid_of
 from txmq.faces import run
 from txmq.tx.postgres.caller import execute, require_usable
 from txmq.tx.postgres.drivers import driver_of
@@ -32,24 +32,15 @@ def begin_branch(connection: Connection, branch: XaBranch) -> None:
         connection.tpc_begin(branch.gid)
 
 
-def xid_of(connection: Connection) -> int:
-    """Return the id of the open transaction."""
-    with connection.cursor() as cursor:
-        cursor.execute("SELECT pg_current_xact_id()::text::int8")
-        [(xid,)] = cursor.fetchall()
-        return int(xid)
-
-
 def leave_prepared(dsn: str, gid: str, *statements: str) -> int:
     """Prepare a transaction of these statements, disconnect, and return its xid."""
     with closing(psycopg2.connect(dsn)) as connection, connection.cursor() as cursor:
         connection.tpc_begin(gid)
         for statement in statements:
             cursor.execute(statement)
-        cursor.execute("SELECT pg_current_xact_id()::text::int8")
-        [(xid,)] = cursor.fetchall()
+        xid = xid_of(connection)
         connection.tpc_prepare()
-        return int(xid)
+        return xid
 
 
 def prepared_gids(dsn: str) -> list[str]:

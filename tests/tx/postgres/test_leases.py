@@ -23,10 +23,16 @@ from txmq.tx.postgres.session import connect
 DIRECTORY, COPY = uuid4(), uuid4()
 
 
-def resolver_of(database: str, log_id: UUID, boot_epoch: int, directory: UUID) -> TokenResolver:
-    """Return the resolver of a broker that has just started."""
+def resolver_of(
+    database: str, log_id: UUID, boot_epoch: int, directory: UUID, data: Path | None = None
+) -> TokenResolver:
+    """Return the resolver of a broker that has just started.
+
+    It remembers its reports in `data`.
+    """
     lease = DatabaseLease(log_id, directory, boot_epoch)
-    resolver = TokenResolver(database, lease=lease)
+    memory = None if data is None else StoredReports(data)
+    resolver = TokenResolver(database, lease=lease, memory=memory)
     resolver.maintain(log_id, "b-1", lambda _database: None)
     return resolver
 
@@ -109,10 +115,7 @@ def test_a_report_is_remembered_when_the_broker_starts_anew(database: str, tmp_p
     log_id = uuid4()
 
     def start(boot_epoch: int) -> TokenResolver:
-        lease = DatabaseLease(log_id, DIRECTORY, boot_epoch)
-        resolver = TokenResolver(database, lease=lease, memory=StoredReports(tmp_path))
-        resolver.maintain(log_id, "b-1", lambda _database: None)
-        return resolver
+        return resolver_of(database, log_id, boot_epoch, DIRECTORY, tmp_path)
 
     with closing(start(1)) as resolver:
         assert works(database, resolver)
@@ -131,10 +134,7 @@ def test_of_two_clones_of_a_data_directory_the_first_works(database: str, tmp_pa
     data.mkdir()
 
     def start(data: Path, boot_epoch: int) -> TokenResolver:
-        lease = DatabaseLease(log_id, DIRECTORY, boot_epoch)
-        resolver = TokenResolver(database, lease=lease, memory=StoredReports(data))
-        resolver.maintain(log_id, "b-1", lambda _database: None)
-        return resolver
+        return resolver_of(database, log_id, boot_epoch, DIRECTORY, data)
 
     with closing(start(data, 1)) as resolver:
         assert works(database, resolver)
@@ -161,10 +161,7 @@ def test_a_report_of_unknown_outcome_locks_nobody_out(
     log_id = uuid4()
 
     def start(boot_epoch: int) -> TokenResolver:
-        lease = DatabaseLease(log_id, DIRECTORY, boot_epoch)
-        resolver = TokenResolver(database, lease=lease, memory=StoredReports(tmp_path))
-        resolver.maintain(log_id, "b-1", lambda _database: None)
-        return resolver
+        return resolver_of(database, log_id, boot_epoch, DIRECTORY, tmp_path)
 
     for epoch in range(1, 4):
         with closing(start(epoch)) as resolver:

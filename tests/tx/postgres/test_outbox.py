@@ -30,6 +30,14 @@ def own(database: str) -> Iterator[Connection]:
         yield connection
 
 
+@pytest.fixture
+def no_autovacuum(database: str) -> Iterator[None]:
+    """Keep autovacuum away from the outbox: the floor does not rise beside it."""
+    rows(database, "ALTER TABLE txmq_outbox SET (autovacuum_enabled = off)")
+    yield
+    rows(database, "ALTER TABLE txmq_outbox RESET (autovacuum_enabled)")
+
+
 def put(connection: Connection, *keys: int, log_id: UUID = LOG) -> UUID:
     """Write a row with these keys into the open transaction; return its token."""
     token = new_token()
@@ -121,6 +129,7 @@ def test_a_late_commit_of_a_smaller_number_is_not_passed_over(
     assert floor(database) == before + 2
 
 
+@pytest.mark.usefixtures("no_autovacuum")
 def test_the_floor_follows_a_long_queue_before_it_is_empty(
     database: str, business: Connection, own: Connection
 ) -> None:
@@ -170,6 +179,7 @@ def test_publishers_without_rows_raise_their_floors_beside_each_other(
     assert floor(database) > before
 
 
+@pytest.mark.usefixtures("no_autovacuum")
 def test_a_look_walks_over_few_deleted_rows_under_an_old_snapshot(
     database: str, business: Connection, own: Connection
 ) -> None:

@@ -15,7 +15,6 @@ from tests.tx.postgres.prepared_branches import (
     begin_branch,
     prepared_gids,
     roll_back_all_prepared,
-    xid_of,
 )
 from tests.tx.postgres.support import (
     LOG,
@@ -25,6 +24,7 @@ from tests.tx.postgres.support import (
     poor_role,
     producer,
     rows,
+    xid_of,
 )
 from txmq.errors import (
     DatabaseError,
