@@ -560,6 +560,7 @@ FAULTS: dict[int, tuple[str, ...]] = {
         "test_a_copy_of_the_data_touches_neither_outbox_nor_tokens_of_production",
         "test_a_copied_directory_gets_the_lease_by_an_operators_word_only",
         "test_a_restored_directory_in_an_earlier_boot_epoch_gets_no_lease",
+        "test_a_backup_that_is_killed_at_each_try_gets_no_lease",
         "test_a_restart_takes_the_lease_with_it_at_once",
         "test_a_directory_keeps_its_id_and_a_copy_has_another",
         "test_an_earlier_boot_epoch_of_a_log_is_refused_in_the_whole_process",

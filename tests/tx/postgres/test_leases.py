@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from contextlib import closing
 from pathlib import Path
+from typing import Never
 from uuid import UUID, uuid4
 
 import pytest
@@ -152,6 +153,28 @@ def test_of_two_clones_of_a_data_directory_the_first_works(database: str, tmp_pa
             take_over(connection, log_id, DIRECTORY, "the clone goes on")
         assert works(database, later)
         assert not works(database, first)
+
+
+def test_a_backup_that_is_killed_at_each_try_gets_no_lease(
+    database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log_id, data, backup = uuid4(), tmp_path / "data", tmp_path / "backup"
+    data.mkdir()
+    with closing(resolver_of(database, log_id, 1, DIRECTORY, data)) as resolver:
+        assert works(database, resolver)
+        shutil.copytree(data, backup)
+        resolver.confirm()
+        resolver.confirm()
+
+    def killed(*_args: object) -> Never:
+        raise SystemExit
+
+    for epoch in range(2, 5):
+        with monkeypatch.context() as patch, pytest.raises(SystemExit):
+            patch.setattr("txmq.tx.postgres.resolver.report_with_lease", killed)
+            resolver_of(database, log_id, epoch, DIRECTORY, backup)
+    with closing(resolver_of(database, log_id, 5, DIRECTORY, backup)) as resolver:
+        assert not works(database, resolver)
 
 
 @pytest.mark.parametrize("stored", [False, True])

@@ -207,6 +207,16 @@ def holds(connection: Connection, lease: DatabaseLease, known: KnownReports) -> 
     )
 
 
+def lacks_reports(connection: Connection, lease: DatabaseLease, known: KnownReports) -> bool:
+    """Return whether the database holds reports of the directory beyond those that are
+    known, so that another one would be refused. Raises DatabaseError.
+    """
+    held = _read_lease(connection, lease.log_id)
+    return (
+        held is not None and held.boot_epoch is not None and held.directory_reports > known.most
+    )
+
+
 def last_report(connection: Connection, log_id: UUID) -> LastReport | None:
     """Return the last report of a log's broker; None = the database has no tables of
     txmq. Raises DatabaseError.

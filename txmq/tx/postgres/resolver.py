@@ -30,6 +30,7 @@ from txmq.tx.postgres.brokers import (
     KnownReports,
     confirm,
     holds,
+    lacks_reports,
     report,
     report_with_lease,
 )
@@ -282,7 +283,10 @@ class TokenResolver:
         if self.lease is None:
             report(connection, what.log_id, what.name, oldest)
             return True
-        known = self._begin_report(found)
+        known = self._known_reports(found)
+        # A copy that is killed at each try would else allow for ever more reports.
+        if self.holds_lease or not lacks_reports(connection, self.lease, known):
+            self._begin_report(found)
         try:
             known = report_with_lease(connection, self.lease, what.name, oldest, known)
         except LeaseRefused as error:
