@@ -101,6 +101,10 @@ class RealBroker:
         """What it has logged in all its lives."""
         return (self._directory / "err").read_text()
 
+    def runs(self) -> bool:
+        """Whether it has neither been ended nor died."""
+        return self._process is not None and self._process.process.poll() is None
+
     def died(self) -> bool:
         """Whether it has been killed, by itself."""
         return self._process is not None and self._process.process.poll() == -signal.SIGKILL

@@ -88,9 +88,10 @@ def world(own_database: str, absent: RealBroker, connect: Connect) -> Iterator[W
     make_tables(own_database)
     world = World(own_database, absent, connect(absent.url, timeout=1.0))
     wait_until(lambda: is_registered(world))
+    wait_until(lambda: not waiting(world), what="rows of earlier tests are gone")
     yield world
     world.connection.close()
-    if absent.died():
+    if not absent.runs():
         absent.start()
 
 

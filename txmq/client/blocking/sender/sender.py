@@ -173,7 +173,6 @@ class Sender:
 
     def _run(self) -> None:
         self._accumulator.draining_thread = get_ident()
-        cause: TxmqError = ClientClosed("the client was closed before the broker answered")
         try:
             while not self._done():
                 self._await_work()
@@ -181,19 +180,22 @@ class Sender:
                     with connection, self._caller_io.io_lock:
                         self._converse(connection)
             self._finish()
+        # Who waits is told before the log is, which may take long.
         except StoreError as error:  # of a spool: its disk has failed
+            self._end(error)
             log.exception("pipeline.stopped", error=str(error))
-            cause = error
         except BaseException:
+            hint = "see the log, and make a new client"
+            self._end(ClientClosed("the client's sender failed", hint=hint))
             log.exception("pipeline.failed")
-            cause = ClientClosed(
-                "the client's sender failed", hint="see the log, and make a new client"
-            )
             raise
-        finally:
-            self._accumulator.close(cause)
-            self.failed_at_end = self._in_flight.fail_all(cause)
-            self._close_wakers()
+        else:
+            self._end(ClientClosed("the client was closed before the broker answered"))
+
+    def _end(self, cause: TxmqError) -> None:
+        self._accumulator.close(cause)
+        self.failed_at_end = self._in_flight.fail_all(cause)
+        self._close_wakers()
 
     def _finish(self) -> None:
         """Do what is left to do before everything without an answer fails."""
