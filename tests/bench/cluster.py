@@ -198,8 +198,9 @@ def pause_s(nodes: list[BrokerNode], *others: KafkaNode) -> float:
     with txmq.connect(url_of(nodes), service="bench", timeout=PATIENCE_S) as client:
         client.send("bench", BODY)
         began = time.perf_counter()
-        for one in (*others, leader):
-            one.kill()
+        for other in others:
+            other.kill()
+        leader.kill()
         send_until_acknowledged(client)
         took_s = time.perf_counter() - began
     leader.start()
