@@ -33,12 +33,13 @@ needs_kafka = pytest.mark.skipif(
     reason="no Java, or no jars of Kafka: `python -m tests.kafka_nodes` needs Maven",
 )
 NODES: Final = (1, 2, 3)
-# Little memory and few threads; a dead node is noticed after 6 s.
+SESSION_S: Final = 6  # after which a dead node is noticed
+# Little memory and few threads.
 SETTINGS: Final = {
     "auto.create.topics.enable": "false",
     "background.threads": 2,
     "broker.heartbeat.interval.ms": 1_000,
-    "broker.session.timeout.ms": 6_000,
+    "broker.session.timeout.ms": SESSION_S * 1_000,
     "controller.listener.names": "CONTROLLER",
     "inter.broker.listener.name": "PLAINTEXT",
     "log.cleaner.dedupe.buffer.size": 4 << 20,

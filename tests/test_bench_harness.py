@@ -20,6 +20,7 @@ from pydantic import ValidationError
 from tests import bench
 from tests.bench import yardsticks
 from tests.bench.__main__ import main
+from tests.bench.cluster import delays
 from tests.bench.harness import (
     BenchError,
     in_turn,
@@ -295,3 +296,9 @@ def test_the_rows_of_each_benchmark_begin_with_its_prefix() -> None:
         if not name.startswith(one.prefix)
     ]
     assert strays == []
+
+
+def test_a_follower_is_late_by_the_time_since_a_flush_was_answered() -> None:
+    led = [(1.0, 10), (2.0, 20), (3.0, 30), (4.0, 40), (5.0, 50)]
+    followed = [(0.5, 5), (1.5, 15), (2.25, 20), (2.75, 35), (4.5, 40)]
+    assert delays(led, followed, 2.0, 5.0) == [0.25, 0.0, 0.5]

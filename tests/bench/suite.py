@@ -95,4 +95,8 @@ BENCHMARKS: tuple[Benchmark, ...] = (
     spark_jobs.in_place,
     spark_jobs.memory,
     cluster.flush,
+    cluster.send,
+    cluster.follow,
+    cluster.failover,
+    cluster.failover_both,
 )

@@ -110,15 +110,17 @@ class BrokerNode:
 
 
 @contextmanager
-def broker_nodes(directory: Path, servers: str, more: str = "") -> Iterator[list[BrokerNode]]:
+def broker_nodes(
+    directory: Path, servers: str, more: str = "", program: str = "txmq"
+) -> Iterator[list[BrokerNode]]:
     """Run three nodes of a new log, over a real Kafka. `more` are further settings."""
-    made = [BrokerNode(directory, "n0", servers, more=more)]
+    made = [BrokerNode(directory, "n0", servers, program, more=more)]
     create = [sys.executable, "-m", "txmq", "cluster", "create", "--config", str(made[0].config)]
     made[0].process.wait(PATIENCE_S)  # there is no topic yet
-    subprocess.run(create, check=True, timeout=PATIENCE_S)
-    subprocess.run(create, check=True, timeout=PATIENCE_S)  # which changes nothing
+    for _ in range(2):  # once more changes nothing
+        subprocess.run(create, check=True, timeout=PATIENCE_S, stdout=subprocess.DEVNULL)
     made[0].start()
-    made += [BrokerNode(directory, f"n{number}", servers, more=more) for number in (1, 2)]
+    made += [BrokerNode(directory, name, servers, program, more=more) for name in ("n1", "n2")]
     try:
         yield made
     finally:
