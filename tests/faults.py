@@ -1589,6 +1589,20 @@ FAULTS: dict[int, tuple[str, ...]] = {
     ),
     358: ("test_what_no_node_can_know_hides_none",),
     359: ("test_a_follower_that_ends_does_not_wait_while_kafka_is_away",),
+    360: (
+        "test_clients_find_a_log_that_is_added_and_consume_it",
+        "test_the_order_of_a_key_holds_while_logs_are_added",
+        "test_with_an_inbox_messages_of_an_added_log_take_effect_once",
+    ),
+    361: (
+        "test_keys_stay_and_those_of_new_topics_are_at_all_logs",
+        "test_a_topic_is_looked_up_again_where_the_first_log_tells_of_others",
+    ),
+    362: (
+        "test_a_command_that_was_cut_short_is_repeated",
+        "test_both_of_two_operators_add_their_log",
+    ),
+    363: ("test_what_cannot_be_added_is_refused", "test_a_log_that_does_not_answer_as_itself_is_not_used"),
 }
 
 # Each bug with the names under which it is planted, or the test that must find it.

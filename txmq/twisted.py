@@ -127,5 +127,5 @@ def connect(
     make: Any = aio.connect  # which of its overloads, `url` decides
     stated = make(url, service=service, partition_map=partition_map, **options)
     if isinstance(stated, aio.Cluster):
-        return Cluster(bridge_of(reactor, partial(finish_sends, *stated.clients)), stated)
+        return Cluster(bridge_of(reactor, lambda: finish_sends(*stated.clients)), stated)
     return Client(bridge_of(reactor, partial(finish_sends, stated)), stated)

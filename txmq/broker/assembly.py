@@ -21,7 +21,7 @@ from txmq.broker.background.publication_service import PublicationService
 from txmq.broker.calls.audit import AuditCalls
 from txmq.broker.calls.broker import BrokerCalls
 from txmq.broker.calls.clock import ClockCalls
-from txmq.broker.calls.cluster import Alone, ClusterCalls, LeaderCalls
+from txmq.broker.calls.cluster import Alone, ClusterCalls, LeaderCalls, LogListCalls
 from txmq.broker.calls.dispatcher import CallDispatcher
 from txmq.broker.calls.groups import GroupCalls
 from txmq.broker.calls.inboxes import InboxCalls
@@ -141,10 +141,12 @@ class Assembly:
         letters = DeadLetterCalls(engine, self.turns)
         self._plans = PlanService(engine, self.turns, clock, letters.next_places)
         self._policies = PolicyService(engine, self.turns, letters.next_places)
+        self._log_list = LogListCalls(engine, self._list_changed)
         parts = (
             ClockCalls(self.clock),
-            ClusterCalls(self._nodes.view),
+            ClusterCalls(self._nodes.view, lambda: self._log_list.durable),
             LeaderCalls(engine, nodes),
+            self._log_list,
             LogCalls(engine, self.holds, settings.broker.data),
             BrokerCalls(engine, settings, self.alarms, self.statistics, self._throttled),
             TopicCalls(engine, settings.broker, clock, self.turns),
@@ -301,6 +303,9 @@ class Assembly:
             # a request that waits was judged when it came: its client asks again
             self._polls.end_all(session)
 
+    def _list_changed(self) -> None:
+        self.sessions.welcome_again()
+
     def _welcome(self, hello: Hello) -> Welcome:
         store, state = self._engine.store, self._engine.state
         sizes = BrokerLimits(frame=limits.FRAME, message=self._settings.broker.message_bytes)
@@ -313,6 +318,7 @@ class Assembly:
             limits=sizes,
             incarnation=None if incarnation is None else UUID(bytes=incarnation),
             nodes=self._nodes.addresses(),
+            log_list=self._log_list.durable,
         )
 
 

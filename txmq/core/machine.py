@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from txmq.core import audit, persistence, series, users
+from txmq.core import audit, log_list, persistence, series, users
 from txmq.core.audit import Audited, decide_audited
 from txmq.core.consumers import (
     acks,
@@ -74,7 +74,7 @@ RULES = (
     half_storage, decisions, batched, jobs, large_publication, xa, unverified, instances, timers,
     audit_entries, broker_time, outcome_expiry, past_failures, topic_retention, relocation,
     letter_retention,
-    users, series,
+    users, log_list, series,
 )  # fmt: skip
 
 

@@ -20,6 +20,7 @@ from txmq.core.state.state import (
     VisibilityBarrier,
 )
 from txmq.core.transactions import indexes
+from txmq.model.cluster import LogList
 from txmq.model.topic_partition import TopicPartition
 from txmq.store import tables as t
 
@@ -31,6 +32,7 @@ UPKEEP_ROW = b"upkeep"
 RESTORES_ROW = b"restores"
 LOST_SPANS_ROW = b"lost_spans"
 BACKUP_ROW = b"backup"
+LOGS_ROW = b"logs"
 TOPIC_KEY = t.TICKET_KEY
 
 
@@ -75,6 +77,8 @@ def save(state: State) -> None:
         state.tables[t.META].put(RESTORES_ROW, state.restores)
     if state.backed_up_at:
         state.tables[t.META].put(BACKUP_ROW, (state.backed_up_at,))
+    if state.logs.version:
+        state.tables[t.META].put(LOGS_ROW, (state.logs.version, state.logs.rows))
     state.groups.save(state.tables)
     state.plans.save(state.tables)
     state.trials.save(state.tables)
@@ -116,6 +120,9 @@ def load(tables: t.Tables) -> State:
     state.restores = tuple(Restore(*row) for row in restored or ())
     backup: Any = tables[t.META].get(BACKUP_ROW)
     (state.backed_up_at,) = backup or (0,)
+    listed: Any = tables[t.META].get(LOGS_ROW)
+    if listed is not None:
+        state.logs = LogList.of(*listed)
     for key, row in _rows(tables, t.TOPICS):
         topic_id = TOPIC_KEY.unpack(key)[0]
         topic = topic_from_row(topic_id, row)

@@ -8,6 +8,7 @@ from uuid import UUID
 from pydantic import AfterValidator, Field, StringConstraints, model_validator
 
 from txmq.errors import LoginFailed, RemoteProtocolError
+from txmq.model.cluster import NOT_LISTED, LogList
 from txmq.model.message import is_name
 from txmq.wire.data_requests import Opcode
 from txmq.wire.frames import MIN_LENGTH, Frame
@@ -147,7 +148,8 @@ class Welcome(WireModel):
 
     Another `incarnation` means that the log was restored from a backup; None = never.
     `nodes` are the addresses of a cluster's, the leader's first; a broker alone has
-    none. The leader sends its welcome again when they change, with correlation 0.
+    none. `log_list` are logs that have topics in common with this one. The broker sends
+    its welcome again when these change, with correlation 0.
     """
 
     version: Version
@@ -158,6 +160,7 @@ class Welcome(WireModel):
     login: Login | None = None
     incarnation: UUID | None = None
     nodes: tuple[str, ...] = ()
+    log_list: LogList = NOT_LISTED
 
     @classmethod
     def parse(cls, frame: Frame) -> Self:
@@ -173,7 +176,8 @@ class Welcome(WireModel):
 
     def encode(self) -> bytes:
         """Return the payload of the reply."""
-        return self.model_dump_json(exclude=None if self.nodes else {"nodes"}).encode()
+        told = {"nodes": self.nodes, "log_list": self.log_list.logs}
+        return self.model_dump_json(exclude={name for name in told if not told[name]}).encode()
 
 
 def negotiate(hello: Hello, spoken: tuple[int, int] = VERSIONS) -> int:

@@ -15,6 +15,7 @@ from txmq.model.own_topics import AUDIT
 from txmq.wire.calls.registry import CALLS
 
 TOKEN = "01" * 16
+LOG = {"log_id": TOKEN, "addresses": "a:1"}
 GROUP = {"group": "g"}
 STORE = GROUP | {"store": "02" * 16}
 PLACE = {"topic": "t", "partition": 0, "offset": 1}
@@ -66,6 +67,10 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     "recover.tell": STORE | {"entries": []},
     "log.accept": {},
     "cluster.step_down": {},
+    "cluster.add_logs": {"logs": [LOG]},
+    "cluster.drain_log": {"log_id": TOKEN},
+    "cluster.remove_log": {"log_id": TOKEN},
+    "cluster.copy_logs": {"version": 1, "logs": [LOG | {"keys_from": 0}]},
     "clock.confirm": {},
     "user.set": {"name": "root", "roles": ["admin"]},
     "user.delete": {"name": "root"},

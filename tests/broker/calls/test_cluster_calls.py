@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 from typing import Any
+from uuid import uuid4
+
+import pytest
 
 from tests.broker.support import BrokerInMemory, FakeNode
+from txmq.errors import RemoteProtocolError
 from txmq.model.own_topics import AUDIT
+from txmq.wire.calls.encoding import encode_call
+from txmq.wire.calls.registry import decode_call
 
 
 def step_down(broker: BrokerInMemory, **args: object) -> Any:
@@ -49,3 +55,30 @@ def test_nodes_are_those_that_the_leader_knows() -> None:
         ("n1", "leader"), ("n2", "follower"),
     ]  # fmt: skip
     assert shown["answered_by"] == "n1"
+
+
+@pytest.mark.parametrize(
+    ("addresses", "is_valid"),
+    [
+        ("broker-1:7650", True),
+        ("a.example:1,[::1]:65535", True),
+        ("a", False),
+        ("a:0", False),
+        ("a:65536", False),
+        ("a:1,", False),
+        ("kim@a:1", False),
+        ("a..b:1", False),
+        ("", False),
+    ],
+)
+def test_a_log_is_listed_with_addresses_that_clients_can_use(
+    addresses: str, *, is_valid: bool
+) -> None:
+    call = encode_call(
+        "cluster.add_logs", {"logs": [{"log_id": uuid4().hex, "addresses": addresses}]}
+    )
+    if is_valid:
+        decode_call(call)
+    else:
+        with pytest.raises(RemoteProtocolError, match="invalid addresses"):
+            decode_call(call)

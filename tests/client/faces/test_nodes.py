@@ -149,7 +149,11 @@ async def test_a_cluster_is_described_by_any_node_also_while_nobody_leads(
         node.follow()
     told = NodeView("n2", nodes[1].address, "follower", 4, 100, 8, 0.5, 1.5, "1.0")
     view = ClusterView("log", 4, "n2", (told,))
-    nodes[1].answers["cluster.describe"] = {**view._asdict(), "nodes": [told._asdict()]}
+    nodes[1].answers["cluster.describe"] = {
+        **view._asdict(),
+        "nodes": [told._asdict()],
+        "logs": {"version": 0, "logs": []},
+    }
     client = face.connect(f"txmq://127.0.0.1:{free_port()},{nodes[1].address}")
     described = await client.describe_cluster()
     assert described == view

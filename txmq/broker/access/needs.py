@@ -352,7 +352,11 @@ CALLS: dict[str, CallNeeds] = {
     "broker.reload": _always(*OPERATE_CLUSTER),
     "broker.settings": _always(*SHOW_CLUSTER),
     "cluster.describe": _always(*SHOW_CLUSTER),
-    "cluster.step_down": _always(*OPERATE_CLUSTER),
+    **dict.fromkeys(
+        ("cluster.step_down", "cluster.add_logs", "cluster.drain_log", "cluster.remove_log",
+         "cluster.copy_logs"),
+        _always(*OPERATE_CLUSTER),
+    ),
     "clock.show": _always(*SHOW_CLUSTER),
     "clock.confirm": _always(*OPERATE_CLUSTER),
     "alarms.test": _always(*OPERATE_CLUSTER),

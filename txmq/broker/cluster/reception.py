@@ -39,7 +39,8 @@ class Reception:
     def __init__(self, engine: Engine, settings: SettingsFile, clock: Clock, nodes: Nodes) -> None:
         self._engine, self._settings, self._nodes = engine, settings, nodes
         self.guard = FollowersGuard(engine, clock)
-        handlers = dict.fromkeys(registry.CALLS, self._refuse) | ClusterCalls(nodes.view).handlers
+        answered = ClusterCalls(nodes.view, lambda: engine.state.logs)
+        handlers = dict.fromkeys(registry.CALLS, self._refuse) | answered.handlers
         self._calls = CallDispatcher(handlers, lambda: engine.state)
         self.sessions = SessionFactory(
             self._handle,

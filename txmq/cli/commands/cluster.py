@@ -1,4 +1,4 @@
-"""`txmq cluster`: the log that several nodes share."""
+"""`txmq cluster`: nodes that share a log, and logs that have topics in common."""
 
 from __future__ import annotations
 
@@ -12,11 +12,13 @@ import typer
 from txmq.cli.command import CommandSession, broker_command, local_command
 from txmq.cli.options import Operator, Reason
 from txmq.cli.output import FAILED, Output
+from txmq.cli.parsers import parse_log_id
 
 app = typer.Typer(
     name="cluster",
     no_args_is_help=True,
-    help="Make the log that several nodes share, see its nodes, and choose who leads.",
+    help="Make the log that several nodes share, see its nodes, and choose who leads. List "
+    "several logs that have topics in common.",
 )
 Config = Annotated[
     Path,
@@ -27,6 +29,23 @@ Replicas = Annotated[
 ]
 Force = Annotated[
     bool, typer.Option("--force", help="Step down although no other node is known to follow.")
+]
+Urls = Annotated[list[str], typer.Argument(metavar="URL...", help="A broker of each log.")]
+Together = Annotated[
+    bool | None,
+    typer.Option(
+        "--together/--apart",
+        show_default=False,
+        help="For a new list: programs name these logs in one list already, in this order, so that "
+        "keys of their topics are at all of them; or keys are at the first one.",
+    ),
+]
+Moved = Annotated[
+    bool, typer.Option("--moved", help="Logs that are listed are at other addresses now.")
+]
+LogId = Annotated[
+    str,
+    typer.Argument(parser=parse_log_id, metavar="LOG", help="Id of the log: txmq cluster logs."),
 ]
 
 
@@ -66,6 +85,7 @@ def status(session: CommandSession) -> None:
     no node leads, or none follows.
     """
     view = session.client.call("cluster.describe")
+    logs = view.pop("logs")["logs"]
     by_role: dict[str, list[dict[str, Any]]] = {}
     for node in view.pop("nodes"):
         by_role.setdefault(node["role"], []).append(node)
@@ -77,6 +97,7 @@ def status(session: CommandSession) -> None:
         "silent": len(by_role.get("silent", ())),
         "lag_bytes": max((node["lag_bytes"] for node in followers), default=0),
         "lag_s": max((node["lag_s"] for node in followers), default=0.0),
+        "logs": len(logs) or 1,
     }
     session.out.show(view | shown)
     if leader is None or not followers:
@@ -97,3 +118,76 @@ def step_down(
     follows it.
     """
     session.show("cluster.step_down", operator=operator, reason=reason, force=force)
+
+
+@broker_command(
+    app, "add-log", example="txmq cluster add-log txmq://broker-2 --broker txmq://broker-1"
+)
+def add_log(
+    session: CommandSession,
+    urls: Urls,
+    *,
+    together: Together = None,
+    moved: Moved = False,
+    reason: Reason = "",
+    operator: Operator,
+) -> None:
+    """Add logs to those that have topics in common. `--broker` is the first of them,
+    which keeps the list. Clients find them while they run: they get messages without a
+    key, and keys of new topics. It may be repeated. Exit status 1: a log has no copy of
+    the list yet.
+    """
+    from txmq.cli.listed_logs import LogAdder
+
+    adder = LogAdder(session, urls)
+    listed = adder.add(together=together, moved=moved, operator=operator, reason=reason)
+    _show_copied(session, listed, operator=operator, reason=reason)
+
+
+@broker_command(app, "drain-log", example="txmq cluster drain-log 708c0839c697452ab4a1e2656f561edf")
+def drain_log(
+    session: CommandSession, log_id: LogId, *, reason: Reason = "", operator: Operator
+) -> None:
+    """Give a log no more messages without a key, and no keys of new topics. It keeps
+    the keys that it has.
+    """
+    why = {"operator": operator, "reason": reason}
+    listed = session.client.call("cluster.drain_log", log_id=log_id, **why)
+    _show_copied(session, listed, **why)
+
+
+@broker_command(
+    app, "remove-log", example="txmq cluster remove-log 708c0839c697452ab4a1e2656f561edf"
+)
+def remove_log(
+    session: CommandSession, log_id: LogId, *, reason: Reason = "", operator: Operator
+) -> None:
+    """Take a log off the list that is drained, and has no keys of any topic. Programs
+    that run go on to consume it.
+    """
+    why = {"operator": operator, "reason": reason}
+    listed = session.client.call("cluster.remove_log", log_id=log_id, **why)
+    _show_copied(session, listed, **why)
+
+
+def _show_copied(session: CommandSession, listed: dict[str, Any], **why: str) -> None:
+    """Copy the list to the other logs, and show both."""
+    from txmq.cli.listed_logs import copy_list
+
+    copies = copy_list(session, listed, **why)
+    session.out.show({**listed, "copies": copies})
+    if any(copy["error"] for copy in copies):
+        raise typer.Exit(FAILED)
+
+
+@broker_command(app, "logs", example="txmq cluster logs --json")
+def logs(session: CommandSession) -> None:
+    """List the logs that have topics in common. Exit status 1: one of them is away, or
+    has not the latest list.
+    """
+    from txmq.cli.listed_logs import log_rows
+
+    rows = log_rows(session)
+    session.out.show({"logs": rows})
+    if any(row["error"] for row in rows) or len({row["version"] for row in rows}) > 1:
+        raise typer.Exit(FAILED)

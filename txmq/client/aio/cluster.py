@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, NoReturn, Unpack, overload
+from collections.abc import Awaitable, Coroutine, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn, Unpack, overload
 from weakref import WeakSet
 
 from txmq.client.aio.client import Client
@@ -21,12 +21,18 @@ from txmq.client.aio.transaction.half import HalfTransaction
 from txmq.client.aio.transaction.transaction import Transaction
 from txmq.client.aio.typed import TypedTopicCalls
 from txmq.client.log import get_logger
-from txmq.client.protocol.awaited.cluster_calls import ClusterCalls, OneBrokerCalls
+from txmq.client.protocol.address import Addresses
+from txmq.client.protocol.awaited.cluster_calls import (
+    ClusterCalls,
+    OneBrokerCalls,
+    wait_answer,
+)
 from txmq.client.protocol.awaited.plans import ReplayPlan
 from txmq.client.protocol.consumer.settings import ConsumerOptions
 from txmq.client.protocol.offsets import OffsetStore
 from txmq.client.protocol.reader import Found, ReaderStart
 from txmq.client.protocol.sender.batches import StoredBatch
+from txmq.client.protocol.sender.brokers import Brokers
 from txmq.client.protocol.sender.routing import of_one_broker
 from txmq.client.protocol.sender.rows import Fields, check_columns, checked_messages
 from txmq.client.protocol.settings import ClientSettings
@@ -59,9 +65,13 @@ class Cluster(TypedTopicCalls, RoutedSends, ClusterCalls[Client], OneBrokerCalls
     broker that is there. Receipts and messages have the number that the partition has
     at its broker.
 
+    A log that operators add to those of the URLs is found while the client runs: it
+    gets messages without a key, and keys of topics that are made later, and consumers
+    read it, too.
+
     The calls are those of Client. Some concern one broker only and raise
     LocalProtocolError here; `clients` has the client of each broker for them, in the
-    order of the URLs.
+    order of the URLs, and then of those that were found.
     """
 
     def __init__(
@@ -71,15 +81,40 @@ class Cluster(TypedTopicCalls, RoutedSends, ClusterCalls[Client], OneBrokerCalls
         partition_map: Mapping[str, Sequence[int]] | None = None,
     ) -> None:
         self._route_by(urls, settings, partition_map)
-        failover_after = settings.timeout / len(urls)
-        self._cores = tuple(
-            AioCore(url, self._routing.broker_settings, failover_after=failover_after)
-            for url in urls
-        )
-        self.clients = tuple(map(Client, self._cores))
+        self._failover_after = settings.timeout / len(urls)
+        self._checkers: dict[str, Checker] = {}
         self._consumers = WeakSet[LoopMembers]()  # live on without the object of their user
         self._readers = WeakSet[Readers]()
         self._closing: asyncio.Task[None] | None = None
+        self._beginnings = set[asyncio.Task[None]]()  # at brokers that were found
+        self._brokers = self._routing.brokers = Brokers(
+            [self._new_core(url) for url in urls], self._new_core, self._found
+        )
+        self._cores = self._brokers.cores
+        self.clients = tuple(map(Client, self._cores))
+
+    def _new_core(self, url: str | Addresses) -> AioCore:
+        settings = self._routing.broker_settings
+        return AioCore(url, settings, failover_after=self._failover_after)
+
+    def _found(self, broker: int) -> None:
+        """Make the client of a broker that was found; wait beside for its answer."""
+        self.clients = (*self.clients, Client(self._cores[broker]))
+        self._begin(self._begin_at(broker))
+
+    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+        task = self._cores[0].loop.create_task(work, name="txmq-log")
+        self._beginnings.add(task)
+        task.add_done_callback(self._beginnings.discard)
+
+    async def _begin_at(self, broker: int) -> None:
+        """Use a broker that was found, once it has answered."""
+        await wait_answer(self._cores[broker], broker)
+        self._brokers.note_answer(broker)
+        for name, checker in self._checkers.items():
+            self.clients[broker].register_checker(name, checker)
+        for members in self._consumers:
+            self._begin(members.join_at(self._cores[broker]))
 
     async def send(
         self, topic: str, body: bytes, *, partition: int | None = None, **fields: Unpack[Fields]
@@ -277,10 +312,15 @@ class Cluster(TypedTopicCalls, RoutedSends, ClusterCalls[Client], OneBrokerCalls
         A broker that is away is joined when it is back. Raises BrokerUnavailable where
         no broker answers.
         """
+        cores = self._brokers.answered
         consumers = await join_group(
-            Consumers, self._cores, group, topics, self._settings.timeout, **options
+            Consumers, cores, group, topics, self._settings.timeout, **options
         )
-        self._consumers.add(consumers._members)  # noqa: SLF001  # of this face
+        members = consumers._members  # noqa: SLF001  # of this face
+        self._consumers.add(members)
+        for core in self._brokers.answered:
+            if core not in cores:  # found meanwhile
+                self._begin(members.join_at(core))
         return consumers
 
     async def reader(
@@ -297,7 +337,7 @@ class Cluster(TypedTopicCalls, RoutedSends, ClusterCalls[Client], OneBrokerCalls
         and the identity of the broker's log. Raises BrokerUnavailable where a broker is
         away at the beginning.
         """
-        readers = Readers(self._cores, name, topics, offsets, start)
+        readers = Readers(self._brokers.answered, name, topics, offsets, start)
         await readers.open()
         self._readers.add(readers)
         return readers
@@ -323,6 +363,7 @@ class Cluster(TypedTopicCalls, RoutedSends, ClusterCalls[Client], OneBrokerCalls
 
         See `Client.register_checker`.
         """
+        self._checkers[name] = checker
         for client in self.clients:
             client.register_checker(name, checker)
 
@@ -333,6 +374,9 @@ class Cluster(TypedTopicCalls, RoutedSends, ClusterCalls[Client], OneBrokerCalls
         await finish(self._closing)
 
     async def _close(self) -> None:
+        for beginning in self._beginnings:
+            beginning.cancel()
+        await asyncio.gather(*self._beginnings, return_exceptions=True)
         consumers = [members.close() for members in self._consumers]
         ends = await gather([*consumers, *(reader.close() for reader in self._readers)])
         ends += await gather(client.close() for client in self.clients)

@@ -17,7 +17,7 @@ from txmq.client.aio.connection import (
 )
 from txmq.client.aio.loop import ClientLoop, cancelled, expire
 from txmq.client.aio.sender import AioSender
-from txmq.client.protocol.address import parse_url
+from txmq.client.protocol.address import Addresses, parse_url
 from txmq.client.protocol.conversation import (
     Conversation,
     LogIdentity,
@@ -42,7 +42,11 @@ class AioCore(MeetsLog):
     """The shared state of one client, for the loop that uses it first."""
 
     def __init__(
-        self, url: str, settings: ClientSettings, *, failover_after: float | None = None
+        self,
+        url: str | Addresses,
+        settings: ClientSettings,
+        *,
+        failover_after: float | None = None,
     ) -> None:
         """See AioSender for `failover_after`. Raises ConfigError."""
         self.settings = settings
@@ -100,7 +104,7 @@ class AioCore(MeetsLog):
     @property
     def identity(
         self,
-    ) -> tuple[str, ClientSettings, ProducerInstance | None, LogIdentity]:
+    ) -> tuple[str | Addresses, ClientSettings, ProducerInstance | None, LogIdentity]:
         """URL, settings, instance and log of this client, for a blocking core."""
         return self._url, self.settings, self._instance, self._log
 

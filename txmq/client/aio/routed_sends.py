@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from txmq.client.aio.client import Client
 from txmq.client.aio.core import AioCore
@@ -30,7 +30,7 @@ class RoutedSends:
     """The part of a cluster that chooses brokers, and sends to them."""
 
     clients: tuple[Client, ...]
-    _cores: tuple[AioCore, ...]
+    _cores: Sequence[AioCore]
     _routing: Routing
 
     def _route_by(
@@ -40,20 +40,12 @@ class RoutedSends:
         partition_map: Mapping[str, Sequence[int]] | None,
     ) -> None:
         self._settings = settings
-        self._routing = Routing(urls, settings, self._partitions, partition_map)
-
-    def _partitions(self, broker: int, topic: str) -> int:
-        """Return the partitions of a topic, which `_look_up` has asked the broker
-        for.
-        """
-        return self._cores[broker].topics.get(topic).partitions
+        self._routing = Routing(urls, settings, _look_up_before, partition_map)
 
     async def _look_up(self, topics: Iterable[str]) -> None:
-        """Ask all brokers for their partitions of topics."""
+        """Ask brokers for their partitions of topics."""
         for topic in topics:
-            for core in self._cores:
-                await core.topic(topic)
-            self._routing.map.partition_counts(topic)
+            await self._routing.look_up(topic, lambda broker, name: self._cores[broker].topic(name))
 
     async def _look_up_for(
         self, topic: str, keys: Iterable[str | None], partition: int | None
@@ -138,6 +130,10 @@ class RoutedSends:
                 error.outcome = "unknown"
             raise
         return done
+
+
+def _look_up_before(topic: str) -> NoReturn:
+    raise AssertionError(f"topic {topic} was not looked up")
 
 
 def _send_batch(

@@ -5,13 +5,16 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import fields as fields_of
 from functools import partial
+from threading import Thread
 from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar, Unpack, overload
 from uuid import UUID
 from weakref import WeakSet
 
-from txmq.client.blocking.at_once import ClientAtOnce
+from txmq.client.blocking.after_fork import tell_after_fork
+from txmq.client.blocking.at_once import ClientAtOnce, CoreAtOnce
 from txmq.client.blocking.client import Client
 from txmq.client.blocking.concurrently import run_concurrently
 from txmq.client.blocking.consumer.consumer import Consumers, consume_cluster
@@ -23,13 +26,20 @@ from txmq.client.blocking.transaction.checkers import Checker
 from txmq.client.blocking.transaction.half import HalfTransaction
 from txmq.client.blocking.transaction.transaction import Transaction
 from txmq.client.blocking.typed import TypedTopicCalls
-from txmq.client.protocol.awaited.cluster_calls import ClusterCalls, OneBrokerCalls
+from txmq.client.protocol.address import Addresses
+from txmq.client.protocol.awaited.cluster_calls import (
+    ClusterCalls,
+    OneBrokerCalls,
+    wait_answer,
+)
 from txmq.client.protocol.consumer.settings import ConsumerOptions
 from txmq.client.protocol.offsets import OffsetStore
 from txmq.client.protocol.reader import Found, ReaderStart
 from txmq.client.protocol.sender.batches import StoredBatch
+from txmq.client.protocol.sender.brokers import Brokers
 from txmq.client.protocol.sender.multi_send import SenderStats
 from txmq.client.protocol.sender.routing import (
+    Counts,
     Routing,
     RowsByRoute,
     SendRoute,
@@ -39,6 +49,7 @@ from txmq.client.protocol.sender.routing import (
     select_rows,
 )
 from txmq.client.protocol.sender.rows import Fields, check_columns, checked_messages
+from txmq.client.protocol.sender.topics import TopicMetadata
 from txmq.client.protocol.settings import CLOSE_S, ClientSettings
 from txmq.client.protocol.transaction.half_message import HalfMessage
 from txmq.client.protocol.transaction.options import (
@@ -49,8 +60,8 @@ from txmq.client.protocol.transaction.options import (
     XaOptions,
 )
 from txmq.client.protocol.typed.bodies import Topics
-from txmq.errors import TxmqError
-from txmq.faces import blocking, iterating
+from txmq.errors import ClientClosed, TxmqError
+from txmq.faces import blocking, iterating, run
 from txmq.model.durations import Duration, seconds_of
 from txmq.model.message import Message, Receipt
 
@@ -66,9 +77,12 @@ Send = Callable[[Client, int | None, float], T]  # at a broker, to a partition, 
 class _Stated(ClusterCalls[ClientAtOnce]):
     """The calls as all faces have them."""
 
-    def __init__(self, clients: Sequence[Client], routing: Routing) -> None:
-        self.clients = tuple(client._stated for client in clients)  # noqa: SLF001  # of this face
-        self._routing = routing
+    def __init__(self, cluster: Cluster, routing: Routing) -> None:
+        self._cluster, self._routing = cluster, routing
+
+    @property
+    def clients(self) -> tuple[ClientAtOnce, ...]:  # type: ignore[override]  # nobody sets it
+        return tuple(client._stated for client in self._cluster.clients)  # noqa: SLF001  # of this face
 
     async def _route(self, topic: str, key: str | None, partition: int | None) -> SendRoute:
         route = self._routing.required_route(topic, key, partition)
@@ -85,9 +99,13 @@ class Cluster(TypedTopicCalls, OneBrokerCalls):
     Messages without a key go to a broker that is there. Receipts and messages have the
     number that the partition has at its broker.
 
+    A log that operators add to those of the URLs is found while the client runs: it
+    gets messages without a key, and keys of topics that are made later, and consumers
+    read it, too.
+
     The calls are those of Client. Some concern one broker only and raise
     LocalProtocolError here; `clients` has the client of each broker for them, in the
-    order of the URLs.
+    order of the URLs, and then of those that were found.
     """
 
     def __init__(
@@ -97,14 +115,42 @@ class Cluster(TypedTopicCalls, OneBrokerCalls):
         partition_map: Mapping[str, Sequence[int]] | None = None,
     ) -> None:
         self._settings = settings
-        self._routing = Routing(urls, settings, self._partitions, partition_map)
-        self._cores = tuple(BlockingCore(url, self._routing.broker_settings) for url in urls)
-        self.clients = tuple(map(Client, self._cores))
-        self._stated = _Stated(self.clients, self._routing)
+        self._routing = Routing(urls, settings, self._look_up, partition_map)
+        self._checkers: dict[str, Checker] = {}
         self._consumers = WeakSet[Consumers]()
+        self._brokers = self._routing.brokers = Brokers(
+            [self._new_core(url) for url in urls], self._new_core, self._found
+        )
+        self._cores: Sequence[BlockingCore] = self._brokers.cores
+        self.clients = tuple(map(Client, self._cores))
+        self._stated = _Stated(self, self._routing)
+        tell_after_fork(self._brokers)
 
-    def _partitions(self, broker: int, topic: str) -> int:
-        return self._cores[broker].topics.get(topic).partitions
+    def _new_core(self, url: str | Addresses) -> BlockingCore:
+        return BlockingCore(url, self._routing.broker_settings)
+
+    def _look_up(self, topic: str) -> Counts:
+        async def describe(broker: int, topic: str) -> TopicMetadata:
+            return self._cores[broker].topics.get(topic)
+
+        return run(self._routing.look_up(topic, describe))
+
+    def _found(self, broker: int) -> None:
+        """Make the client of a broker that was found; wait beside for its answer."""
+        if broker == len(self.clients):
+            self.clients = (*self.clients, Client(self._cores[broker]))
+        Thread(target=self._begin_at, args=(broker,), name="txmq-log", daemon=True).start()
+
+    def _begin_at(self, broker: int) -> None:
+        """Use a broker that was found, once it has answered."""
+        core = self._cores[broker]
+        with suppress(ClientClosed):
+            run(wait_answer(CoreAtOnce(core), broker))
+            self._brokers.note_answer(broker)
+            for name, checker in self._checkers.copy().items():
+                self.clients[broker].register_checker(name, checker)
+            for consumers in list(self._consumers):
+                consumers._join_at(core)  # noqa: SLF001  # not the user's call
 
     @property
     def service(self) -> str | None:
@@ -392,8 +438,12 @@ class Cluster(TypedTopicCalls, OneBrokerCalls):
         A broker that is away is joined when it is back. Raises BrokerUnavailable where
         no broker answers.
         """
-        consumers = consume_cluster(self._cores, group, topics, self._settings.timeout, **options)
+        cores = self._brokers.answered
+        consumers = consume_cluster(cores, group, topics, self._settings.timeout, **options)
         self._consumers.add(consumers)
+        for core in self._brokers.answered:
+            if core not in cores:  # found meanwhile
+                consumers._join_at(core)  # noqa: SLF001  # not the user's call
         return consumers
 
     def reader(
@@ -411,7 +461,7 @@ class Cluster(TypedTopicCalls, OneBrokerCalls):
         away at the beginning.
         """
         names = topics if isinstance(topics, str) else list(topics)
-        readers = Readers(self._cores, name, names, offsets, start)
+        readers = Readers(self._brokers.answered, name, names, offsets, start)
         open_reader(readers)
         return readers
 
@@ -439,6 +489,7 @@ class Cluster(TypedTopicCalls, OneBrokerCalls):
 
         See `Client.register_checker`.
         """
+        self._checkers[name] = checker
         for client in self.clients:
             client.register_checker(name, checker)
 

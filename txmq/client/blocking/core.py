@@ -19,7 +19,7 @@ from txmq.client.blocking.connections.connection import Connection, open_connect
 from txmq.client.blocking.connections.pool import ConnectionPool
 from txmq.client.blocking.decision_pipeline import DecisionPipeline
 from txmq.client.blocking.sender.sender import Sender
-from txmq.client.protocol.address import parse_url
+from txmq.client.protocol.address import Addresses, parse_url
 from txmq.client.protocol.conversation import (
     Conversation,
     LogIdentity,
@@ -62,7 +62,7 @@ class BlockingCore(MeetsLog):
 
     def __init__(
         self,
-        url: str,
+        url: str | Addresses,
         settings: ClientSettings,
         instance: ProducerInstance | None = None,
         log: LogIdentity | None = None,

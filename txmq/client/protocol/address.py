@@ -109,8 +109,13 @@ class Addresses(tuple[Address, ...]):  # noqa: SLOT001  # tuples cannot have slo
         return made
 
 
-def parse_url(url: str) -> Addresses:
-    """Return the addresses in a URL, with login and TLS. Raises ConfigError."""
+def parse_url(url: str | Addresses) -> Addresses:
+    """Return the addresses in a URL, with login and TLS. Raises ConfigError.
+
+    The addresses of a log that another one has told of are given as they are.
+    """
+    if isinstance(url, Addresses):
+        return url
     scheme = next((one for one in (SCHEME, TLS_SCHEME) if url.startswith(one)), None)
     if scheme is None:
         raise ConfigError("url", f"{safe(url)!r} does not begin with {SCHEME}", hint=HINT)

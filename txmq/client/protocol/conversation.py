@@ -9,12 +9,18 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 from uuid import UUID
 
-from txmq.client.protocol.address import TLS_SCHEME, Address, Credentials, node_address
+from txmq.client.protocol.address import (
+    TLS_SCHEME,
+    Address,
+    Addresses,
+    Credentials,
+    node_address,
+)
 from txmq.client.protocol.identity import ProducerInstance, process_id
 from txmq.errors import (
     BrokerUnavailable,
@@ -28,6 +34,7 @@ from txmq.errors import (
     TxmqError,
 )
 from txmq.model import limits
+from txmq.model.cluster import NOT_LISTED, ListedLog, LogList
 from txmq.version import __version__
 from txmq.wire.batched import BatchedReply
 from txmq.wire.calls.encoding import encode_call
@@ -71,13 +78,18 @@ class LogIdentity:
     another incarnation, and may lack what clients have receipts for.
 
     Several nodes may share the log. Each of them tells of the others, so that clients
-    find nodes that their URL does not name.
+    find nodes that their URL does not name. `log_list` are the logs that the broker has
+    told of, and `on_list` is called when they are others than before. `listed_at` is
+    where the list has this one.
     """
 
     log_id: UUID | None = None
     boot_epoch: int = 0  # of the last welcome
     incarnation: UUID | None = None  # of the last welcome
     nodes: tuple[Address, ...] = ()  # as one of them told last, the leader first
+    log_list: LogList = NOT_LISTED
+    on_list: Callable[[], object] = lambda: None
+    listed_at: tuple[Address, ...] = ()
 
     def learn(self, nodes: Iterable[str]) -> None:
         """Take the addresses of nodes from one that knows them; none = it does not."""
@@ -90,9 +102,18 @@ class LogIdentity:
         of the leader, which is then the next one.
         """
         tried = set[Address]()
-        while left := [one for one in dict.fromkeys((*self.nodes, *given)) if one not in tried]:
+        while left := [
+            one for one in dict.fromkeys((*self.nodes, *self.listed_at, *given)) if one not in tried
+        ]:
             tried.add(left[0])
             yield left[0], len(left)
+
+    def take_news(self, welcome: Welcome) -> None:
+        """Take what a welcome says of nodes, and of logs."""
+        self.learn(welcome.nodes)
+        if welcome.log_list.version > self.log_list.version:
+            self.log_list = welcome.log_list
+            self.on_list()
 
     def check(self, welcome: Welcome) -> None:
         """Remember log, incarnation and boot epoch of the welcome.
@@ -133,6 +154,7 @@ class MeetsLog:
     """A client's core, which knows the log of its broker from the first welcome on."""
 
     _log: LogIdentity
+    _addresses: Addresses
 
     @property
     def known_log_id(self) -> UUID | None:
@@ -142,6 +164,32 @@ class MeetsLog:
     def expect_log(self, log_id: UUID) -> None:
         """Take a log for the broker's until it answers; another one is refused then."""
         self._log.log_id = self._log.log_id or log_id
+
+    @property
+    def log_list(self) -> LogList:
+        """The logs that the broker has told of."""
+        return self._log.log_list
+
+    def when_listed(self, told: Callable[[], object]) -> None:
+        """Have `told` called, by any thread, when the broker has told of other logs."""
+        self._log.on_list = told
+
+    def expects(self, listed: ListedLog) -> bool:
+        """Return whether the broker has a listed log. While its log is not known, it is
+        expected to have the one that is listed at its address.
+        """
+        addresses = self.addresses_of(listed)
+        if self._log.log_id is None and not set(addresses).isdisjoint(self._addresses):
+            self._log.log_id = listed.log_id
+        if self._log.log_id != listed.log_id:
+            return False
+        self._log.listed_at = addresses
+        return True
+
+    def addresses_of(self, listed: ListedLog) -> Addresses:
+        """Return where a listed log is, with the login and TLS of this broker."""
+        parts = filter(None, map(node_address, listed.addresses.split(",")))
+        return Addresses(parts, self._addresses.login, self._addresses.tls)
 
     @property
     def incarnation(self) -> UUID | None:
@@ -288,7 +336,7 @@ class Conversation:
         Raises what any other one says.
         """
         if self.welcome is not None and frame[:3] == NEWS:
-            self._log.learn(Welcome.parse(frame).nodes)
+            self._log.take_news(Welcome.parse(frame))
             return
         error = _unexpected(frame)
         if isinstance(error, NotLeader):
@@ -327,7 +375,7 @@ class Conversation:
             )
         if not self._any_node:
             self._log.check(welcome)
-            self._log.learn(welcome.nodes)
+            self._log.take_news(welcome)
         return welcome
 
 

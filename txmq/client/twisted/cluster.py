@@ -45,14 +45,25 @@ class Cluster(TypedTopicCalls, OneBrokerCalls, TwistedCloseable):
     broker that is there. Receipts and messages have the number that the partition has
     at its broker.
 
+    A log that operators add to those of the URLs is found while the client runs: it
+    gets messages without a key, and keys of topics that are made later, and consumers
+    read it, too.
+
     The calls are those of Client. Some concern one broker only and raise
     LocalProtocolError here; `clients` has the client of each broker for them, in the
-    order of the URLs.
+    order of the URLs, and then of those that were found.
     """
 
     def __init__(self, bridge: Bridge, stated: cluster.Cluster) -> None:
         self._bridge, self._stated = bridge, stated
-        self.clients = tuple(Client(bridge, one) for one in stated.clients)
+        self._clients: tuple[Client, ...] = ()
+
+    @property
+    def clients(self) -> tuple[Client, ...]:
+        """The client of each broker."""
+        found = self._stated.clients[len(self._clients) :]
+        self._clients += tuple(Client(self._bridge, one) for one in found)
+        return self._clients
 
     send = deferring(cluster.Cluster.send)
     send_batch = deferring(cluster.Cluster.send_batch)

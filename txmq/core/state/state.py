@@ -16,6 +16,7 @@ from txmq.core.state.group_registry import GroupRegistry
 from txmq.core.state.plans import PlanRegistry
 from txmq.core.state.trial_outcomes import TrialOutcomes
 from txmq.core.state.users import UserRegistry
+from txmq.model.cluster import NOT_LISTED
 from txmq.store import tables as t
 
 if TYPE_CHECKING:
@@ -152,6 +153,7 @@ class State:
         self.groups = GroupRegistry()
         self.plans = PlanRegistry()
         self.users = UserRegistry()
+        self.logs = NOT_LISTED  # that have topics in common with this one
         # number of rows of table `holds`
         self.held_keys: Counter[TopicPartition] = Counter()
         self.barriers: dict[TopicPartition, VisibilityBarrier] = {}

@@ -87,6 +87,60 @@ class StepDown(Args):
     force: bool = False
 
 
+def _addresses(text: str) -> str:
+    found = [ADDRESS.fullmatch(part) for part in text.split(",")]
+    if all(one is not None and 0 < int(one[1]) < 1 << 16 for one in found):
+        return text
+    raise ValueError("invalid addresses: use HOST:PORT, or several with commas")
+
+
+ADDRESS = re.compile(
+    r"(?:[A-Za-z0-9_-]{1,63}(?:\.[A-Za-z0-9_-]{1,63})*|\[[0-9A-Fa-f:.]{2,45}\]):([0-9]{1,5})"
+)
+Addresses = Annotated[str, StringConstraints(max_length=1_500), AfterValidator(_addresses)]
+
+
+class LogAt(WireModel):
+    """A log, and where clients find it."""
+
+    log_id: Token
+    addresses: Addresses
+
+
+class ListedLogArgs(LogAt):
+    """A log as it is listed."""
+
+    keys_from: Annotated[int, Field(ge=0)]
+    keys_to: Annotated[int, Field(ge=0)] = 0
+
+
+class AddLogs(Args):
+    """Logs that an operator adds to the list that the broker's log keeps."""
+
+    logs: Annotated[tuple[LogAt, ...], Field(min_length=1, max_length=16)]
+    together: bool = False
+    moved: bool = False
+    operator: Name | None = None
+    reason: Text = ""
+
+
+class ChangeLog(Args):
+    """An operator's word that a listed log is to be drained, or removed."""
+
+    log_id: Token
+    operator: Name | None = None
+    reason: Text = ""
+
+
+class CopyLogs(Args):
+    """The list that the first of its logs keeps, for another one of them."""
+
+    version: Annotated[int, Field(ge=1)]
+    logs: Annotated[tuple[ListedLogArgs, ...], Field(min_length=1, max_length=16)]
+    operator: Name | None = None
+    reason: Text = ""
+
+
 class ListArgs(Args):
     """A page of a list by name: at most `limit` entries behind the name `after`.
     Without a limit it is the whole list, if that fits in a reply.

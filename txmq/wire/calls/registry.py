@@ -24,8 +24,11 @@ from txmq.wire.calls import (
 )
 from txmq.wire.calls.alarms import AlarmsReport
 from txmq.wire.calls.arguments import (
+    AddLogs,
     Args,
+    ChangeLog,
     ClockConfirm,
+    CopyLogs,
     ListArgs,
     NoArgs,
     SeriesArgs,
@@ -154,6 +157,10 @@ CALLS: dict[str, type[Args]] = {
     "broker.settings": NoArgs,
     "cluster.describe": NoArgs,
     "cluster.step_down": StepDown,
+    "cluster.add_logs": AddLogs,
+    "cluster.drain_log": ChangeLog,
+    "cluster.remove_log": ChangeLog,
+    "cluster.copy_logs": CopyLogs,
     "clock.show": NoArgs,
     "clock.confirm": ClockConfirm,
     "alarms.test": NoArgs,

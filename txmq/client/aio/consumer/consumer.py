@@ -253,7 +253,7 @@ class Consumers(AioConsumer):
     `consumer` of a client of several brokers.
 
     Messages of all brokers come out of it, and are settled at their own. A broker that
-    is away stops only its own partitions.
+    is away stops only its own partitions. One that is found later is joined as well.
     """
 
 
@@ -274,6 +274,7 @@ async def join_group(
     Raises LocalProtocolError for invalid settings, BrokerUnavailable, or the refusal of
     a broker.
     """
-    members = LoopMembers(cores, consumer_settings(group, topics, **options))
+    settings, of_several = consumer_settings(group, topics, **options), kind is Consumers
+    members = LoopMembers(cores, settings, of_several=of_several)
     await members.join(seconds)
     return kind(members)

@@ -110,10 +110,17 @@ async def run_with_inbox(
     run: Callable[[Mapping[object, Inbox]], Awaitable[None]],
 ) -> None:
     """Tend the inboxes of the members while `run` has their messages handled."""
-    inboxes = {member.owner: Inbox(member, new_database()) for member in members.members}
-    for one in inboxes.values():
-        one.start()
+    inboxes: dict[object, Inbox] = {}
+
+    def tend(member: LoopMember) -> None:
+        inboxes[member.owner] = Inbox(member, new_database())
+        inboxes[member.owner].start()
+
+    for member in members.members:
+        tend(member)
+    members.on_added.append(tend)  # for members that are added
     try:
         await run(inboxes)
     finally:
+        members.on_added.remove(tend)
         await asyncio.gather(*(one.stop() for one in inboxes.values()))

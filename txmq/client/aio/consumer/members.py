@@ -15,13 +15,16 @@ from typing import TypeAlias, TypeVar
 from txmq.client.aio.consumer.group_member import LoopMember
 from txmq.client.aio.core import AioCore, finish
 from txmq.client.aio.loop import gather
+from txmq.client.log import get_logger
 from txmq.client.protocol.consumer.fetched import DeliveredMessage
 from txmq.client.protocol.consumer.member_set import MemberSet
 from txmq.client.protocol.consumer.operations import Operations
 from txmq.client.protocol.consumer.settings import ConsumerSettings
 from txmq.client.protocol.settings import CLOSE_S
+from txmq.errors import TxmqError
 
 T = TypeVar("T")
+log = get_logger()
 Operation: TypeAlias = Callable[[Operations, float], T]
 MESSAGES_A_TURN = 64  # of one consumer, before other tasks get the loop
 
@@ -37,7 +40,9 @@ _working: ContextVar[LoopMembers | None] = ContextVar("txmq_working", default=No
 class LoopMembers(MemberSet[LoopMember]):
     """The members at the brokers of `cores`. `handlers` counts those with messages."""
 
-    def __init__(self, cores: Sequence[AioCore], settings: ConsumerSettings) -> None:
+    def __init__(
+        self, cores: Sequence[AioCore], settings: ConsumerSettings, *, of_several: bool = False
+    ) -> None:
         self.settings, self.core, self.loop = settings, cores[0], cores[0].loop
         self.handlers = 0
         self._taken = 0  # since a receiver has last waited
@@ -45,7 +50,9 @@ class LoopMembers(MemberSet[LoopMember]):
         self._receivers: deque[Future[None]] = deque()
         self._closing: asyncio.Task[None] | None = None
         self._paced: asyncio.TimerHandle | None = None
-        super().__init__([LoopMember(core, settings, self._wake) for core in cores])
+        self._joining = set[AioCore]()
+        members = [LoopMember(core, settings, self._wake) for core in cores]
+        super().__init__(members, of_several=of_several)
 
     async def join(self, seconds: float) -> None:
         """Join the group wherever a broker answers in so many seconds.
@@ -68,6 +75,26 @@ class LoopMembers(MemberSet[LoopMember]):
         if error is not None:
             await self._abandon()
             raise error
+
+    async def join_at(self, core: AioCore) -> None:
+        """Join the group at a broker that was found. A refusal leaves the consumer as
+        it is.
+        """
+        if self.closed or core in {one.core for one in self.members} | self._joining:
+            return
+        self._joining.add(core)
+        member = LoopMember(core, self.later_settings(), self._wake)
+        try:
+            await member.when_serving()
+        except TxmqError as error:
+            log.warning("consumer.not_joined", group=member.group, error=str(error))
+        finally:
+            self._joining.remove(core)
+            if member.serving and not self.closed:
+                self.add(member)
+                self._wake()
+            else:
+                await finish(self.loop.create_task(member.leave(CLOSE_S)))
 
     async def _abandon(self) -> None:
         await finish(self.loop.create_task(gather(member.abandon() for member in self.members)))

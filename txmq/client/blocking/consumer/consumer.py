@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from threading import Event
+from threading import Event, Thread
 from typing import TYPE_CHECKING, Self, TypeVar, Unpack, overload
 
 from txmq.client.blocking.consumer.group_member import ThreadedMember
@@ -55,7 +55,7 @@ def consume_cluster(
     """Return a consumer that has joined its group at each broker that answers within
     `timeout`. Raises as `consume` does.
     """
-    members = ThreadedMembers(cores, consumer_settings(group, topics, **options))
+    members = ThreadedMembers(cores, consumer_settings(group, topics, **options), of_several=True)
     members.join(timeout)
     return Consumers(members)
 
@@ -287,5 +287,10 @@ class Consumers(BlockingConsumer):
     for use with `with`. Made by `consumer` of a client of several brokers.
 
     Messages of all brokers come out of it, and are settled at their own. A broker that
-    is away stops only its own partitions.
+    is away stops only its own partitions. One that is found later is joined as well.
     """
+
+    def _join_at(self, core: BlockingCore) -> None:
+        """Join the group at another broker, beside, unless it is joined there."""
+        name = f"txmq-{self.settings.group}-joins"
+        Thread(target=self._members.join_at, args=(core,), name=name, daemon=True).start()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from threading import Event, Lock, Thread
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from txmq.client.blocking.at_once import CoreAtOnce
 from txmq.client.blocking.consumer.runner import MessageSource, Runner
@@ -44,6 +44,8 @@ class InboxMember(inbox_opening.InboxMember, Protocol):
 class InboxSource(MessageSource, Protocol):
     """The members of a consumer, as handlers with an inbox use them."""
 
+    on_added: list[Callable[[Any], object]]
+
     @property
     def members(self) -> Sequence[InboxMember]: ...
     def give_back(self, messages: Iterable[ReceivedMessage], *, rejoin: bool = False) -> None: ...
@@ -60,18 +62,29 @@ def run_with_inbox(
     has the upkeep of each member's inbox.
     """
     inboxes: dict[object, Inbox] = {}
+    lock, over = Lock(), Event()
     runner = Runner(
         source,
         lambda: InboxWorker(source, inboxes, handler, connect, options, stop),
         options,
         stop,
     )
-    inboxes |= {m.owner: Inbox(m, connect, died=runner.fail) for m in source.members}
-    for one in inboxes.values():
-        one.start()
+
+    def tend(member: InboxMember) -> None:
+        with lock:
+            if member.owner not in inboxes and not over.is_set():
+                inboxes[member.owner] = Inbox(member, connect, died=runner.fail)
+                inboxes[member.owner].start()
+
+    source.on_added.append(tend)  # for members that are added
     try:
+        for member in source.members:
+            tend(member)
         runner.run()
     finally:
+        source.on_added.remove(tend)
+        with lock:
+            over.set()
         for one in inboxes.values():
             one.stop()
 

@@ -13,23 +13,34 @@ from txmq.client.blocking.after_fork import tell_after_fork
 from txmq.client.blocking.concurrently import run_concurrently
 from txmq.client.blocking.consumer.group_member import StateChanged, ThreadedMember
 from txmq.client.blocking.core import BlockingCore
+from txmq.client.log import get_logger
 from txmq.client.protocol.consumer.fetched import DeliveredMessage
 from txmq.client.protocol.consumer.member_set import MemberSet
 from txmq.client.protocol.consumer.operations import Operations
 from txmq.client.protocol.consumer.settings import ConsumerSettings
+from txmq.client.protocol.settings import CLOSE_S
 
 T = TypeVar("T")
+log = get_logger()
 
 
 class ThreadedMembers(MemberSet[ThreadedMember]):
     """The members at the brokers of `cores`."""
 
-    def __init__(self, cores: Sequence[BlockingCore], settings: ConsumerSettings) -> None:
+    def __init__(
+        self,
+        cores: Sequence[BlockingCore],
+        settings: ConsumerSettings,
+        *,
+        of_several: bool = False,
+    ) -> None:
         self.settings = settings
         self.changed = StateChanged()
         self._working = set[int]()  # threads, by their numbers
         self._leave_within: float | None = None  # once the last of them ends, seconds
-        super().__init__([ThreadedMember(core, settings, self.changed) for core in cores])
+        self._joining = set[BlockingCore]()
+        members = [ThreadedMember(core, settings, self.changed) for core in cores]
+        super().__init__(members, of_several=of_several)
         tell_after_fork(self)
 
     def after_fork(self) -> None:
@@ -52,6 +63,27 @@ class ThreadedMembers(MemberSet[ThreadedMember]):
             run_concurrently([member.abandon for member in self.members])
             # The last attempts are over now, and their errors are known.
             raise self.join_error(timeout) or error
+
+    def join_at(self, core: BlockingCore) -> None:
+        """Join the group at a broker that was found, and wait until that is done. A
+        refusal leaves the consumer as it is.
+        """
+        with self.changed:
+            if self.closed or core in {one.core for one in self.members} | self._joining:
+                return
+            self._joining.add(core)
+        member = ThreadedMember(core, self.later_settings(), self.changed)
+        member.thread.start()
+        with self.changed:
+            self.changed.wait_for(lambda: member.serving or member.failure or self.closed)
+            self._joining.remove(core)
+            if member.serving and not self.closed:
+                self.add(member)
+                self.changed.notify_all()
+                return
+        if member.failure is not None:
+            log.warning("consumer.not_joined", group=member.group, error=str(member.failure))
+        member.leave(CLOSE_S)
 
     def receive(
         self, operation: Callable[[Operations, float], T], timeout: float | None

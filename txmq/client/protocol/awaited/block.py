@@ -18,6 +18,7 @@ from contextlib import (
 from typing import Any, TypeVar
 
 from txmq.client.protocol.awaited.bundle import StoringBundle, StoringCore, look_up
+from txmq.client.protocol.sender.topics import TopicMetadata
 from txmq.client.protocol.transaction.lifecycle import Stage
 from txmq.client.protocol.transaction.state import TransactionState
 from txmq.errors import TxmqError
@@ -86,10 +87,12 @@ class BlockSteps(TransactionState[B, K]):
     async def _route_all(self) -> None:
         """Give the messages to the brokers of a cluster, before anything is stored."""
         if self._unrouted is not None:
-            deadline = self._core.seconds() + self._timeout
-            for topic in self._unrouted.topics_to_look_up:
-                for core in self._unrouted.cores:
-                    await look_up(self._bundle.awaited(core), topic, deadline)
+            cores, deadline = self._unrouted.cores, self._core.seconds() + self._timeout
+
+            async def describe(broker: int, topic: str) -> TopicMetadata:
+                return await look_up(self._bundle.awaited(cores[broker]), topic, deadline)
+
+            await self._unrouted.look_up(describe)
         self._route()
 
     @asynccontextmanager

@@ -10,6 +10,7 @@ from uuid import UUID
 from txmq.client.protocol.awaited.core import AwaitedCore
 from txmq.client.protocol.awaited.decisions import await_state, decide
 from txmq.client.protocol.sender.routing import Routing
+from txmq.client.protocol.sender.topics import TopicMetadata
 from txmq.client.protocol.transaction.buffer import BuiltBatches
 from txmq.client.protocol.transaction.bundle import Bundle, BundleCore
 from txmq.client.protocol.transaction.decision import is_published
@@ -224,12 +225,12 @@ def unavailable(error: ConnectionLost | RequestTimeout) -> BrokerUnavailable:
     )
 
 
-async def look_up(core: AwaitedCore, topic: str, deadline: float) -> None:
-    """Have a topic in the cache by the deadline: row locks may wait for it. Raises as a
-    call.
+async def look_up(core: AwaitedCore, topic: str, deadline: float) -> TopicMetadata:
+    """Return a topic of the cache, or have it there by the deadline: row locks may wait
+    for it. Raises as a call.
     """
-    if core.topics.cached(topic) is None:
-        await core.refresh(topic, within=max(0.0, deadline - core.seconds()))
+    known = core.topics.cached(topic)
+    return known or await core.refresh(topic, within=max(0.0, deadline - core.seconds()))
 
 
 class UnroutedBundle(UnroutedSends[B], StoringBundle[K]):

@@ -7,14 +7,17 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable
 from datetime import datetime
 from typing import Generic, NoReturn, Protocol, TypeVar, Unpack
 
+from txmq.client.log import LastingTrouble, get_logger
 from txmq.client.protocol.audit import AuditEntry, AuditOptions
+from txmq.client.protocol.awaited.core import AwaitedCore
 from txmq.client.protocol.letters import DeadLetter, LetterOptions
 from txmq.client.protocol.lives import Trace, merged
 from txmq.client.protocol.message_search import FoundMessage
 from txmq.client.protocol.sender.routing import SendRoute, of_one_broker, recall_refusal
 from txmq.client.protocol.settings import no_spool
-from txmq.errors import TxmqError, UnknownGroup, UnknownTopic
+from txmq.errors import ClientClosed, TxmqError, UnknownGroup, UnknownTopic
 from txmq.model.message import Receipt
+from txmq.wire.data_requests import Opcode
 
 
 class CallingClient(Protocol):
@@ -55,6 +58,24 @@ class CallingClient(Protocol):
 
 
 C = TypeVar("C", bound=CallingClient)
+RETRY_S = 1.0  # between two questions whether a found broker is there
+log = get_logger()
+
+
+async def wait_answer(core: AwaitedCore, broker: int) -> None:
+    """Wait until a broker that was found has answered. Raises ClientClosed."""
+    away = LastingTrouble("cluster.log_away", broker=broker)
+    while True:
+        try:
+            await core.request(Opcode.PING)
+        except ClientClosed:
+            raise
+        except TxmqError as error:
+            away.warn(error)
+            await core.sleep(RETRY_S)
+        else:
+            log.info("cluster.log_found", broker=broker)
+            return
 
 
 class ClusterCalls(ABC, Generic[C]):

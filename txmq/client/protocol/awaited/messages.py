@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Mapping
 from datetime import datetime
 from typing import Unpack
+from uuid import UUID
 
 from pydantic import BaseModel
 
@@ -13,7 +14,7 @@ from txmq.client.protocol.awaited.plans import ReplayPlan
 from txmq.client.protocol.letter_edits import BodyCheck, edit_args, revert_args
 from txmq.client.protocol.letters import DeadLetter, LetterOptions, LetterSearch
 from txmq.client.protocol.message_search import FoundMessage, MessageSearch, message_id_of
-from txmq.model.cluster import ClusterView, NodeView
+from txmq.model.cluster import ClusterView, ListedLog, LogList, NodeView
 from txmq.model.message import Receipt
 
 
@@ -21,11 +22,19 @@ class AwaitedMessageCalls(AwaitedLetterCalls):
     """The part of a client for single messages and letters."""
 
     async def describe_cluster(self) -> ClusterView:
-        """Return the nodes that share the broker's log, as the first that answers knows
-        them: the leader, if there is one.
+        """Return the nodes that share the broker's log, and the logs that are listed
+        with it, as the first node that answers knows them: the leader, if there is one.
         """
         told = await self._core.ask_any_node("cluster.describe", {})
-        return ClusterView(**{**told, "nodes": tuple(NodeView(**one) for one in told["nodes"])})
+        listed = told["logs"]
+        logs = tuple(ListedLog(**one | {"log_id": UUID(one["log_id"])}) for one in listed["logs"])
+        return ClusterView(
+            **told
+            | {
+                "nodes": tuple(NodeView(**one) for one in told["nodes"]),
+                "logs": LogList(listed["version"], logs),
+            }
+        )
 
     async def recall(self, message: Receipt | str) -> None:
         """Take back a message that was sent with a time of delivery.

@@ -7,7 +7,7 @@ member rejoins by itself.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Generic, Protocol, TypeVar
 
@@ -137,19 +137,39 @@ M = TypeVar("M", bound=DrivenMember)
 
 class MemberSet(ABC, Generic[M]):
     """The members of one consumer, in the order of the brokers. `single`: the only
-    one, if there is one broker.
+    one, if there never are others.
     """
 
     settings: ConsumerSettings
 
-    def __init__(self, members: Sequence[M]) -> None:
+    def __init__(self, members: Sequence[M], *, of_several: bool = False) -> None:
+        """`of_several`: brokers may be added."""
         self.members = tuple(members)
-        self.single = self.members[0] if len(self.members) == 1 else None
+        self.single = None if of_several else self.members[0]
         self._turn = 0
         rate = self.settings.messages_per_s
         self.pace = None if rate is None else Pace(rate)
+        self._workers = 1
+        # called for members that are added, before their messages are delivered
+        self.on_added: list[Callable[[M], object]] = []
         for member in self.members:
             member.operations.pace = self.pace
+
+    def later_settings(self) -> ConsumerSettings:
+        """Return the settings at a broker that is added while the consumer runs:
+        others may have sent to it before.
+        """
+        return replace(self.settings, start="first")
+
+    def add(self, member: M) -> None:
+        """Have messages of a member delivered that has joined at another broker."""
+        member.operations.pace = self.pace
+        member.set_workers(self._workers)
+        if paused := self.paused:
+            member.pause(sorted(paused), paused=True)
+        for begin in self.on_added:
+            begin(member)
+        self.members = (*self.members, member)
 
     @abstractmethod
     def stop_soon(self) -> None:
@@ -167,6 +187,7 @@ class MemberSet(ABC, Generic[M]):
 
     def set_workers(self, workers: int) -> None:
         """Let so many handlers have messages of the local store at a time."""
+        self._workers = workers
         for member in self.members:
             member.set_workers(workers)
 

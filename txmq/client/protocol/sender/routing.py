@@ -5,24 +5,31 @@ then those of the second. A message with a key always goes to the partition of i
 and waits for that broker. This keeps the order of messages while a broker is away, as
 long as the partition map does not change. A message without a key goes to any broker
 that answers; a broker that failed gets none for a while.
+
+A broker that is added gets messages without a key, and keys of topics that are made
+later: a topic keeps the brokers that had its keys at first.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from itertools import accumulate, count
+from itertools import count
 from typing import Any, NamedTuple, TypeAlias
 
 from txmq.client.log import get_logger
 from txmq.client.protocol.sender.batches import NO_RECEIPT
+from txmq.client.protocol.sender.brokers import Brokers
+from txmq.client.protocol.sender.topics import TopicMetadata
 from txmq.client.protocol.settings import ClientSettings, Partitioner
 from txmq.errors import ConfigError, LocalProtocolError, RecallTooLate, TxmqError
 from txmq.model.keys import partition_of
 from txmq.model.message import Receipt, check_name
 
 AVOID_S = 30.0  # RocketMQ avoids a broker that did not answer for as long
-Counts: TypeAlias = tuple[int, ...]  # partitions of a topic at each broker
+# Partitions of a topic by the index of their broker, in the order of their numbers.
+Counts: TypeAlias = Mapping[int, int]
+Describe: TypeAlias = Callable[[int, str], Awaitable[TopicMetadata]]  # a broker's topic
 log = get_logger()
 
 
@@ -52,16 +59,16 @@ class PartitionMap:
     def __init__(
         self,
         brokers: int,
-        count: Callable[[int, str], int],
+        look_up: Callable[[str], Counts],
         given: Mapping[str, Sequence[int]] | None = None,
         partitioner: Partitioner | None = None,
     ) -> None:
-        """`count` asks one broker for its partitions of a topic.
+        """`look_up` asks the brokers for their partitions of a topic.
 
         `given` are the partitions of topics at each broker that need no lookup.
         """
-        self._brokers, self._count, self._partitioner = brokers, count, partitioner
-        self._counts = {
+        self._brokers, self._look_up, self._partitioner = brokers, look_up, partitioner
+        self._counts: dict[str, Counts] = {
             check_name(topic, "topic"): self._checked(counts)
             for topic, counts in (given or {}).items()
         }
@@ -79,19 +86,20 @@ class PartitionMap:
                 " at least one of them above 0"
             )
             raise ConfigError("partition_map", f"invalid partitions {checked}", hint=hint)
-        return checked
+        return dict(enumerate(checked))
+
+    def keep(self, topic: str, counts: Counts) -> None:
+        """Keep the partitions of a topic that was looked up."""
+        self._counts.setdefault(topic, counts)
 
     def partition_counts(self, topic: str) -> Counts:
         """Return the partitions at each broker.
 
         Raises BrokerUnavailable where the lookup needs a broker that is away.
         """
-        counts = self._counts.get(topic)
-        if counts is None:
-            counts = self._counts[topic] = tuple(
-                self._count(broker, topic) for broker in range(self._brokers)
-            )
-        return counts
+        if topic not in self._counts:
+            self.keep(topic, self._look_up(topic))
+        return self._counts[topic]
 
     def needs_lookup(self, topic: str, key: str | None, partition: int | None = None) -> bool:
         """Return whether `choose` would ask brokers about the topic."""
@@ -111,25 +119,27 @@ class PartitionMap:
             return None
         counts = self.partition_counts(topic)
         if partition is None and self._partitioner is not None:
-            partition = self._partitioner(topic, key, sum(counts))
+            partition = self._partitioner(topic, key, sum(counts.values()))
         if partition is None:
             if not key:
                 return None
-            partition = partition_of(key, sum(counts))
+            partition = partition_of(key, sum(counts.values()))
         return _broker_partition(counts, partition)
 
 
 class Routing:
     """The choice of routes. For any number of threads."""
 
+    brokers: Brokers[Any]  # its face gives it
+
     def __init__(
         self,
         urls: Sequence[str],
         settings: ClientSettings,
-        partitions: Callable[[int, str], int],
+        look_up: Callable[[str], Counts],
         given: Mapping[str, Sequence[int]] | None,
     ) -> None:
-        """`partitions` asks a broker for its partitions of a topic; `given` needs no
+        """`look_up` asks brokers for their partitions of a topic; `given` needs no
         lookup.
 
         Raises ConfigError for invalid brokers, settings or partitions.
@@ -142,12 +152,29 @@ class Routing:
             raise ConfigError(
                 "log_id", "each of several brokers has its own log", hint="leave it out"
             )
-        self.map = PartitionMap(len(urls), partitions, given, settings.partitioner)
+        self.map = PartitionMap(len(urls), look_up, given, settings.partitioner)
         # The client of each broker has no partitioner: partitions are chosen here.
         self.broker_settings = replace(settings, partitioner=None)
-        self._brokers = len(urls)
         self._turns = count()
         self._avoided: dict[int, float] = {}
+
+    async def look_up(self, topic: str, describe: Describe) -> Counts:
+        """Keep the partitions of a topic at each broker that has keys of it, and return
+        them. `describe` asks a broker.
+
+        The first log's answer comes behind the list by which its topic was numbered.
+        Raises BrokerUnavailable where one of these brokers is away.
+        """
+        while True:
+            self.brokers.refresh()
+            version = self.brokers.version
+            numbered = await describe(self.brokers.first, topic)
+            brokers = self.brokers.with_keys_of(numbered.topic_id)
+            counts = {broker: (await describe(broker, topic)).partitions for broker in brokers}
+            self.brokers.refresh()  # those that were asked may have told of others
+            if self.brokers.version == version:
+                self.map.keep(topic, counts)
+                return counts
 
     def required_route(
         self, topic: str, key: str | None, partition: int | None = None
@@ -177,9 +204,12 @@ class Routing:
         return places
 
     def brokers_in_turn(self, now: float) -> list[int]:
-        """Return all brokers in turn, those to avoid last."""
-        first = next(self._turns)
-        turn = [(first + step) % self._brokers for step in range(self._brokers)]
+        """Return all brokers that messages without a key may go to, in turn, those to
+        avoid last.
+        """
+        brokers = self.brokers.for_any
+        first = next(self._turns) % len(brokers)
+        turn = [*brokers[first:], *brokers[:first]]
         return sorted(turn, key=lambda broker: self._avoided.get(broker, 0.0) > now)
 
     def avoid(self, broker: int, error: BaseException | None, now: float) -> None:
@@ -216,11 +246,14 @@ def merge_receipts(parts: Sequence[tuple[Sequence[int], list[Receipt]]]) -> list
 
 def _broker_partition(counts: Counts, partition: int) -> BrokerPartition:
     if type(partition) is int and partition >= 0:
-        for broker, end in enumerate(accumulate(counts)):
-            if partition < end:
-                return BrokerPartition(broker, partition - end + counts[broker])
+        left = partition
+        for broker, partitions in counts.items():
+            if left < partitions:
+                return BrokerPartition(broker, left)
+            left -= partitions
+    last = sum(counts.values()) - 1
     raise LocalProtocolError(
-        f"invalid partition {partition!r}", hint=f"use a number from 0 to {sum(counts) - 1}"
+        f"invalid partition {partition!r}", hint=f"use a number from 0 to {last}"
     )
 
 

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from txmq.client.protocol.sender.routing import Routing
+from txmq.client.protocol.sender.routing import Describe, Routing
 from txmq.client.protocol.transaction.acks import ack_owner_of
 from txmq.client.protocol.transaction.broker_split import (
     BrokerSends,
@@ -69,10 +69,10 @@ class UnroutedSends(Generic[B]):
             hint="ack what a consumer of this cluster delivered, or use tx.at(client).ack(...)",
         )
 
-    @property
-    def topics_to_look_up(self) -> set[str]:
-        """The topics whose partitions `place` would have to look up."""
-        return topics_to_look_up(self.buffer.items, self._routing)
+    async def look_up(self, describe: Describe) -> None:
+        """Have the partitions that `place` needs looked up."""
+        for topic in topics_to_look_up(self.buffer.items, self._routing):
+            await self._routing.look_up(topic, describe)
 
     def place(self, bundles: Sequence[B]) -> None:
         """Give each message to the bundle of its broker.
