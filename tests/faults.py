@@ -1602,7 +1602,10 @@ FAULTS: dict[int, tuple[str, ...]] = {
         "test_a_command_that_was_cut_short_is_repeated",
         "test_both_of_two_operators_add_their_log",
     ),
-    363: ("test_what_cannot_be_added_is_refused", "test_a_log_that_does_not_answer_as_itself_is_not_used"),
+    363: (
+        "test_what_cannot_be_added_is_refused",
+        "test_a_log_that_does_not_answer_as_itself_is_not_used",
+    ),
 }
 
 # Each bug with the names under which it is planted, or the test that must find it.

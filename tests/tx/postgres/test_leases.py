@@ -170,9 +170,10 @@ def test_a_backup_that_is_killed_at_each_try_gets_no_lease(
         raise SystemExit
 
     for epoch in range(2, 5):
-        with monkeypatch.context() as patch, pytest.raises(SystemExit):
+        with monkeypatch.context() as patch:
             patch.setattr("txmq.tx.postgres.resolver.report_with_lease", killed)
-            resolver_of(database, log_id, epoch, DIRECTORY, backup)
+            with pytest.raises(SystemExit):
+                resolver_of(database, log_id, epoch, DIRECTORY, backup)
     with closing(resolver_of(database, log_id, 5, DIRECTORY, backup)) as resolver:
         assert not works(database, resolver)
 

@@ -212,9 +212,7 @@ def lacks_reports(connection: Connection, lease: DatabaseLease, known: KnownRepo
     known, so that another one would be refused. Raises DatabaseError.
     """
     held = _read_lease(connection, lease.log_id)
-    return (
-        held is not None and held.boot_epoch is not None and held.directory_reports > known.most
-    )
+    return held is not None and held.boot_epoch is not None and held.directory_reports > known.most
 
 
 def last_report(connection: Connection, log_id: UUID) -> LastReport | None:
