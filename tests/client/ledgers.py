@@ -12,6 +12,7 @@ from psycopg2.extensions import connection as Connection  # noqa: N812  # a clas
 
 from tests.client.kept_sessions import asked
 from tests.client.real import RealBroker
+from tests.tx.postgres.business_table import run
 from txmq.client.blocking.client import Client
 from txmq.client.blocking.transaction.xa import XaTransaction
 from txmq.testing.wait import wait_until
@@ -135,8 +136,3 @@ class Ledgers:
     def close(self) -> None:
         for connection in self.connections:
             connection.close()
-
-
-def run(connection: Connection, statement: str) -> None:
-    with connection.cursor() as cursor:
-        cursor.execute(statement)

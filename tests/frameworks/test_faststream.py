@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from typing import Annotated, Any
 
 import pytest
@@ -38,19 +37,6 @@ class Order(BaseModel):
 
     name: str
     amount: NonNegativeInt = 1
-
-
-@pytest.fixture(scope="module")
-def real(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealBroker]:
-    broker = RealBroker(tmp_path_factory.mktemp("broker"))
-    yield broker
-    broker.stop()
-
-
-@pytest.fixture(scope="module")
-def client(real: RealBroker) -> Iterator[Client]:
-    with txmq.connect(real.url, service="tests", timeout=PATIENCE_S) as client:
-        yield client
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from contextvars import Context as Empty
 from pathlib import Path
@@ -25,7 +25,6 @@ from taskiq import (
 )
 from taskiq.receiver import Receiver
 
-import txmq
 from tests.client.real import RealBroker
 from tests.client.scripted_member import fresh
 from tests.frameworks.stories import run, until
@@ -35,19 +34,6 @@ from txmq.model.message import Message
 from txmq.model.retry import RetryPolicy
 from txmq.taskiq import TxmqBroker
 from txmq.testing.wait import PATIENCE_S, wait_until
-
-
-@pytest.fixture(scope="module")
-def real(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealBroker]:
-    broker = RealBroker(tmp_path_factory.mktemp("broker"))
-    yield broker
-    broker.stop()
-
-
-@pytest.fixture
-def client(real: RealBroker) -> Iterator[Client]:
-    with txmq.connect(real.url, service="tests", timeout=PATIENCE_S) as client:
-        yield client
 
 
 @pytest.fixture

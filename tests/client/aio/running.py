@@ -1,4 +1,6 @@
-"""Coroutines of tests, run on a loop of their own that must be left clean."""
+"""Coroutines of tests, run on a loop of their own that must be left clean, and what
+those of asyncio and of Twisted await.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +12,7 @@ from typing import Any, TypeVar
 
 import uvloop
 
+from txmq.model.message import ReceivedMessage
 from txmq.testing.wait import PATIENCE_S
 
 T = TypeVar("T")
@@ -53,3 +56,19 @@ def run(work: Coroutine[Any, Any, T], loop: str = "asyncio") -> T:
     assert not left, f"tasks were left behind: {left}"
     assert not complaints, complaints
     return result
+
+
+async def receive(consumer: Any, count: int) -> list[ReceivedMessage]:
+    """Return so many messages, each acked."""
+    received: list[ReceivedMessage] = []
+    while len(received) < count:
+        message = await consumer.receive()
+        assert message is not None
+        consumer.ack(message)
+        received.append(message)
+    return received
+
+
+async def bodies(client: Any, topic: str, partition: int = 0) -> list[bytes]:
+    """Return what stands in a partition."""
+    return [message.body for message in (await client.read(topic, partition, 0)).messages]

@@ -17,7 +17,7 @@ from uuid import UUID
 import pytest
 
 import txmq.aio
-from tests.client.aio.running import LOOPS, run
+from tests.client.aio.running import LOOPS, bodies, receive, run
 from tests.client.real import RealBroker
 from tests.client.scripted_member import fresh
 from txmq.aio import Client, Consumer, outcome_of
@@ -41,11 +41,6 @@ def connected(real: RealBroker, **options: Any) -> Client:
     return txmq.aio.connect(real.url, **{"service": "tests", "timeout": PATIENCE_S, **options})
 
 
-async def bodies(client: Client, topic: str, partition: int = 0) -> list[bytes]:
-    """What stands in a partition."""
-    return [message.body for message in (await client.read(topic, partition, 0)).messages]
-
-
 async def disconnected(client: Client) -> None:
     """Wait until the client has noticed that its broker is away."""
     while True:
@@ -60,17 +55,6 @@ async def decided(client: Client, token: UUID) -> None:
         if (await client.call("tx.show", token=token.hex))["state"] in DECIDED:
             return
         await asyncio.sleep(0.01)
-
-
-async def receive(consumer: Consumer, count: int) -> list[ReceivedMessage]:
-    """So many messages, each acked."""
-    received: list[ReceivedMessage] = []
-    while len(received) < count:
-        message = await consumer.receive()
-        assert message is not None
-        consumer.ack(message)
-        received.append(message)
-    return received
 
 
 def test_its_import_loads_no_twisted() -> None:

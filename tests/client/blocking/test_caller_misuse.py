@@ -16,6 +16,7 @@ import pytest
 from psycopg2 import extensions, extras
 
 from tests.client.world import ApplicationError, World, fail, make_tables
+from tests.tx.postgres.business_table import run
 from txmq.client.blocking.transaction.transaction import Transaction
 from txmq.client.protocol.awaited import postgres
 from txmq.errors import (
@@ -38,12 +39,6 @@ def raising(kind: Any, match: str | None = None) -> Iterator[pytest.ExceptionInf
     """Require that a whole block raises."""
     with pytest.raises(kind, match=match) as raised:
         yield raised
-
-
-def run(connection: Any, *statements: str) -> None:
-    for statement in statements:
-        with connection.cursor() as cursor:
-            cursor.execute(statement)
 
 
 def prepared_select(connection: Any) -> None:

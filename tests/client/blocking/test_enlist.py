@@ -20,6 +20,7 @@ import txmq.psycopg
 from tests.client.proxy import Proxy
 from tests.client.real import RealBroker
 from tests.client.world import ApplicationError, World, fail
+from tests.tx.postgres.business_table import run
 from txmq.client.blocking.client import Client
 from txmq.errors import (
     BrokerUnavailable,
@@ -79,12 +80,6 @@ print(sum(hits))
 def connection(world: World) -> Iterator[EnlistConnection]:
     with closing(psycopg2.connect(world.dsn, connection_factory=EnlistConnection)) as connection:
         yield connection
-
-
-def run(connection: Any, *statements: str) -> None:
-    for statement in statements:
-        with connection.cursor() as cursor:
-            cursor.execute(statement)
 
 
 def agreed(world: World) -> set[str]:

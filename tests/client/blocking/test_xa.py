@@ -11,12 +11,13 @@ import pytest
 from psycopg2 import extensions
 
 import txmq.twisted
-from tests.client.ledgers import Ledgers, run
+from tests.client.ledgers import Ledgers
 from tests.client.proxy import Proxy
 from tests.client.reactor_thread import InReactor
 from tests.client.real import RealBroker
 from tests.client.scripted_member import fresh
 from tests.client.world import ApplicationError, fail
+from tests.tx.postgres.business_table import run
 from txmq.client.blocking.client import Client
 from txmq.client.blocking.transaction.broker_bundle import BrokerBundle
 from txmq.errors import (

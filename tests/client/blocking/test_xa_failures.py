@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 
 from tests.client.kept_sessions import asked
-from tests.client.ledgers import Ledgers, run
+from tests.client.ledgers import Ledgers
 from tests.client.proxy import Proxy
 from tests.client.real import RealBroker
 from tests.client.scripted_broker import FakeBroker
+from tests.tx.postgres.business_table import run
 from txmq.client.blocking.client import Client
 from txmq.client.protocol.awaited import database_branch, home_broker, xa
 from txmq.client.protocol.transaction.home_decision import HomeDecision

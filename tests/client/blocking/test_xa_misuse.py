@@ -11,8 +11,9 @@ import pytest
 from psycopg2 import extensions
 
 from tests.client.blocking.test_caller_misuse import BEGINNINGS, QUICK
-from tests.client.ledgers import Ledgers, run
+from tests.client.ledgers import Ledgers
 from tests.client.world import ApplicationError, fail
+from tests.tx.postgres.business_table import run
 from txmq.client.protocol.awaited import home_broker, xa
 from txmq.client.protocol.awaited.database_branch import DatabaseBranch
 from txmq.client.protocol.transaction.home_decision import HomeDecision

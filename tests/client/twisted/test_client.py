@@ -13,6 +13,7 @@ from twisted.internet.task import deferLater
 from twisted.internet.threads import deferToThreadPool
 
 import txmq.twisted
+from tests.client.aio.running import bodies, receive
 from tests.client.faces.face import TwistedFace
 from tests.client.reactor_thread import InReactor
 from tests.client.real import RealBroker
@@ -48,22 +49,6 @@ def client(reactor: Any, broker: RealBroker, in_reactor: InReactor) -> Iterator[
         await client.close()
 
     in_reactor(close)
-
-
-async def receive(consumer: Consumer, count: int) -> list[ReceivedMessage]:
-    """So many messages, each acked."""
-    received: list[ReceivedMessage] = []
-    while len(received) < count:
-        message = await consumer.receive()
-        assert message is not None
-        consumer.ack(message)
-        received.append(message)
-    return received
-
-
-async def bodies(client: Client, topic: str, partition: int = 0) -> list[bytes]:
-    """What stands in a partition."""
-    return [message.body for message in (await client.read(topic, partition, 0)).messages]
 
 
 def test_a_message_is_sent_and_read(client: Client, in_reactor: InReactor) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from psycopg2 import extensions
 
 from tests.tx.postgres.support import rows
@@ -9,10 +11,11 @@ from txmq.tx.postgres.blocking import roll_back
 from txmq.tx.postgres.session import Connection
 
 
-def run(connection: Connection, statement: str) -> None:
-    """Run a statement in the connection's own transaction."""
-    with connection.cursor() as cursor:
-        cursor.execute(statement)
+def run(connection: Any, *statements: str) -> None:
+    """Run statements in the connection's own transaction."""
+    for statement in statements:
+        with connection.cursor() as cursor:
+            cursor.execute(statement)
 
 
 def business_rows(dsn: str) -> list[tuple[object, ...]]:

@@ -111,7 +111,6 @@ AT_COMMIT = {
         TransactionAborted,
     ),
     "a lock": ("PERFORM FROM other FOR UPDATE NOWAIT;", DatabaseConflict),
-    "the backend's end": ("PERFORM pg_terminate_backend(pg_backend_pid());", InDoubt),
 }
 
 
