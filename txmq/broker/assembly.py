@@ -141,11 +141,12 @@ class Assembly:
         letters = DeadLetterCalls(engine, self.turns)
         self._plans = PlanService(engine, self.turns, clock, letters.next_places)
         self._policies = PolicyService(engine, self.turns, letters.next_places)
+        log_calls = self.log = LogCalls(engine, self.holds, settings.broker.data)
         parts = (
             ClockCalls(self.clock),
             ClusterCalls(self._nodes.view),
             LeaderCalls(engine, nodes),
-            LogCalls(engine, self.holds, settings.broker.data),
+            log_calls,
             BrokerCalls(engine, settings, self.alarms, self.statistics, self._throttled),
             TopicCalls(engine, settings.broker, clock, self.turns),
             MemberCalls(
