@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from twisted.internet.defer import Deferred
+from twisted.python.failure import Failure
 
 from tests.broker.support import BrokerInMemory, Client, send_payload
 from txmq.batch import encode
@@ -15,9 +16,10 @@ from txmq.broker.data_directory.scrub_service import HOUR_S, STEP_BYTES, ScrubSe
 from txmq.config.broker import ScrubSettings
 from txmq.core.topics.topics import CreateTopic
 from txmq.core.transactions.model import get
-from txmq.errors import MessagesDamaged
+from txmq.errors import BrokerUnavailable, MessagesDamaged
 from txmq.model.message import Message
 from txmq.store import tables as t
+from txmq.store.log.decoder import Damage
 from txmq.store.log.segment import segment_path
 from txmq.wire import data_requests
 from txmq.wire.chunks import unpack_chunks
@@ -163,6 +165,36 @@ def test_scrubbing_finds_damage_before_a_reader(rotten: Rotten) -> None:
     scrubbing.stop()
     clock.advance(3 * HOUR_S)
     assert not thread.given
+
+
+def test_a_node_that_follows_mends_what_scrubbing_finds(
+    rotten: Rotten,
+) -> None:
+    rotten.rot(0, 1)
+    thread, clock, log = Thread(), rotten.broker.clock, rotten.broker.log
+    scrubbing = ScrubService(
+        rotten.broker.engine, ScrubSettings(mib_per_s=1.0, every_hours=2.0), clock, thread
+    )
+    asked: list[tuple[list[Damage], Deferred[list[Damage]]]] = []
+
+    def mend(damages: list[Damage]) -> Deferred[list[Damage]]:
+        asked.append((damages, Deferred()))
+        return asked[-1][1]
+
+    scrubbing.mend = mend
+    scrubbing.start()
+    clock.advance(1)
+    thread.work()
+    [(damages, answer)] = asked
+    assert (scrubbing.busy, log.quarantined) == (True, tuple(damages))
+    answer.errback(Failure(BrokerUnavailable("nobody leads")))
+    assert (scrubbing.busy, log.quarantined) == (False, tuple(damages))
+    clock.advance(2 * HOUR_S)
+    thread.work()  # it tries again
+    [_, (again, answer)] = asked
+    answer.callback(again)
+    assert (again, log.quarantined) == (damages, ())
+    scrubbing.stop()
 
 
 def test_scrubbing_keeps_to_its_rate_and_to_durable_records(rotten: Rotten) -> None:

@@ -3,7 +3,8 @@ it.
 
 A thread reads one step at a time. The pause after it follows from the allowed rate, and
 is a multiple of the step's time, so that scrubbing takes little of the disk. Damage is
-quarantined and raises the alarm `log.damaged`.
+quarantined and raises the alarm `log.damaged`. A node that follows mends it with what
+the leader has.
 """
 
 from __future__ import annotations
@@ -13,11 +14,15 @@ from typing import TYPE_CHECKING
 import structlog
 from twisted.python.failure import Failure
 
-from txmq.errors import StoreError
+from txmq.errors import StoreError, TxmqError
 from txmq.model.units import MIB
 from txmq.store.log.scrub import durable_spans, scrub
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from twisted.internet.defer import Deferred
+
     from txmq.broker.engine.engine import Engine
     from txmq.broker.reactor.interfaces import Clock, RunInThread, Timer
     from txmq.config.broker import ScrubSettings
@@ -31,7 +36,7 @@ log = structlog.get_logger()
 
 class ScrubService:
     """Makes one step at a time. `position` is where the next one begins, `rounds` the
-    number of complete rounds.
+    number of complete rounds. `mend` gives the spans that it has mended.
     """
 
     def __init__(
@@ -43,6 +48,7 @@ class ScrubService:
         self._busy = False
         self._round_began = 0.0
         self.position = self.rounds = 0
+        self.mend: Callable[[list[Damage]], Deferred[list[Damage]]] | None = None
 
     def start(self) -> None:
         """Begin, if scrubbing is configured."""
@@ -77,21 +83,46 @@ class ScrubService:
 
     def _done(
         self, result: tuple[int, list[Damage]] | Failure, start: int, end: int, began: float
-    ) -> None:
+    ) -> Deferred[None] | None:
         self._busy = False
+        damages: list[Damage] = []
         if isinstance(result, Failure):
             result.trap(StoreError)  # retention may have removed the segment meanwhile
             log.warning("scrub.failed", position=start, error=str(result.value))
             self.position = end
         else:
-            self.position = result[0]
-            for damage in self._engine.store.quarantine(result[1]):
+            self.position, damages = result
+            for damage in self._engine.store.quarantine(damages):
                 log.error("scrub.damaged", **damage._asdict())
         if self._timer is None:
-            return
+            return None
         took = self._clock.seconds() - began
         pause = max((self.position - start) / (self._settings.mib_per_s * MIB), PAUSE_FACTOR * took)
-        self._after(self._pause_of_round(pause) if self.position >= end else pause)
+        if self.position >= end:
+            pause = self._pause_of_round(pause)
+        if not damages or self.mend is None:
+            self._after(pause)
+            return None
+        self._busy = True
+        return (
+            self.mend(damages)
+            .addCallbacks(self._mended, self._not_mended)
+            .addCallback(lambda _: self._go_on(pause))
+        )
+
+    def _mended(self, mended: list[Damage]) -> None:
+        self._engine.store.trust(mended)
+        for damage in mended:
+            log.warning("scrub.mended", **damage._asdict())
+
+    def _not_mended(self, failure: Failure) -> None:
+        failure.trap(TxmqError)  # the next round tries again
+        log.warning("scrub.not_mended", error=str(failure.value))
+
+    def _go_on(self, pause: float) -> None:
+        self._busy = False
+        if self._timer is not None:
+            self._after(pause)
 
     def _pause_of_round(self, pause: float) -> float:
         """Return the pause until the next round, and begin that at the log's start."""
