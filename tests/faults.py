@@ -1245,7 +1245,7 @@ FAULTS: dict[int, tuple[str, ...]] = {
     ),
     333: (
         "test_a_node_waits_for_kafka",
-        "test_a_partition_whose_beginning_was_removed_says_what_to_copy",
+        "test_a_partition_whose_beginning_was_removed_needs_a_copy",
     ),
     334: (
         "test_a_stopped_broker_goes_on_with_its_charts",
@@ -1264,7 +1264,7 @@ FAULTS: dict[int, tuple[str, ...]] = {
     ),
     338: (
         "test_a_damaged_copy_goes_back_to_its_snapshot",
-        "test_a_damaged_copy_without_a_snapshot_says_what_to_do",
+        "test_a_damaged_copy_without_a_snapshot_needs_another_one",
     ),
     339: (
         "test_a_log_that_begins_is_begun_once",
@@ -1272,9 +1272,12 @@ FAULTS: dict[int, tuple[str, ...]] = {
     ),
     340: (
         "test_replicas_lose_nothing_and_agree",
-        "test_a_node_begins_with_the_backup_of_another_one",
+        "test_a_node_that_lacks_what_the_partition_has_forgotten_needs_a_copy",
     ),
-    341: ("test_the_longest_copy_of_a_lost_cluster_is_restored_as_a_broker_alone",),
+    341: (
+        "test_the_longest_copy_of_a_lost_cluster_is_restored_as_a_broker_alone",
+        "test_a_restored_log_goes_on_in_a_partition_of_its_own",
+    ),
     342: ("test_a_follower_that_could_not_serve_says_so_before_it_leads",),
     343: (
         "test_a_node_that_does_not_lead_sends_clients_to_the_leader",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -18,15 +19,16 @@ from txmq.testing.wait import PATIENCE_S
 
 PARTITIONS = 2
 SETTINGS = """
+[cluster]
+kafka = "{servers}"
+topic = "{topic}"
+{ca}
 [broker]
 name = "{name}"
 data = "{data}"
 listen = "127.0.0.1:{port}"
 create_topics = true
 partitions = {partitions}
-[cluster]
-kafka = "{servers}"
-topic = "{topic}"
 {more}
 """
 
@@ -45,28 +47,30 @@ class BrokerNode:
         options: Sequence[str] = (),
         ca: Path | None = None,
     ) -> None:
-        """`program` is the module that runs a broker, `more` are further settings, and
-        `options` those of its command. `ca` has signed its certificate, None = no TLS.
+        """`program` is the module that runs a broker, `more` are further settings of
+        [broker] and sections, and `options` those of its command. `ca` has signed its
+        certificate, None = no TLS.
         """
         self._options, self._ca = options, ca
         self._program = program
         self.name, self.port = name, free_port()
         self.config, self._errors = directory / f"{name}.toml", directory / f"{name}.log"
-        (data := directory / name).mkdir(mode=0o700)
+        self.data = directory / name
+        self.data.mkdir(mode=0o700, exist_ok=True)
         text = SETTINGS.format(
-            name=name, data=data, port=self.port, servers=servers, partitions=PARTITIONS,
-            topic=topic, more=more,
+            name=name, data=self.data, port=self.port, servers=servers, partitions=PARTITIONS,
+            topic=topic, more=more, ca="" if ca is None else f'ca = "{ca}"',
         )  # fmt: skip
         self.config.write_text(text)
         self.start()
 
-    def start(self) -> None:
+    def start(self, **environment: str) -> None:
         broker = ["broker", "--json", "--config", self.config, *self._options]
         command = [sys.executable, "-m", self._program, *broker]
         with self._errors.open("ab") as errors:
             self.process = subprocess.Popen(
                 reaped([str(part) for part in command]),
-                stdin=reaper_pipe(), stdout=errors, stderr=errors,
+                stdin=reaper_pipe(), stdout=errors, stderr=errors, env=os.environ | environment,
             )  # fmt: skip
 
     @property

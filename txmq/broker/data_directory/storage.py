@@ -37,11 +37,12 @@ from txmq.errors import CorruptRecord, DiskFull, StoreError
 from txmq.store.index.environment import has_environment
 from txmq.store.index.lmdb_tables import LmdbTables
 from txmq.store.log.archive import archive_segment
-from txmq.store.log.cut import ANOTHER_COPY, cut_log
+from txmq.store.log.cut import cut_log
 from txmq.store.log.integrity import KnownPositions
 from txmq.store.log.log import Log, lock_directory
 from txmq.store.log.record import LOST, split_body
 from txmq.store.log.segment import HEADER_SIZE, read_log_id, segment_path
+from txmq.store.log_copy import CopyNeeded, is_unfinished
 from txmq.store.restore import require_served
 from txmq.store.shared.rules import Place
 from txmq.store.shared.stored_place import drop_place, load_place, save_place
@@ -85,10 +86,12 @@ class SharedPartition(Protocol):
     """The partition of a shared log, as the start of a node sees it."""
 
     def genesis(self) -> Genesis:
-        """Return how the log begins. Raises ConfigError where that was removed."""
+        """Return how the log begins. Raises CopyNeeded where that was removed."""
 
     def require_known(self, place: Place) -> None:
-        """Raise StoreError where the partition is not the one that was read."""
+        """Raise StoreError where the partition is not the one that was read, CopyNeeded
+        where it has forgotten what comes next.
+        """
 
 
 class OpenedDirectory(NamedTuple):
@@ -112,26 +115,30 @@ def open_directory(
     raise.
 
     With `partition` the log is a copy of a shared one. What lies behind the tables is
-    cut, once the partition is known to be the one that was read.
+    cut, once the partition is known to be the one that was read. Raises CopyNeeded
+    where the partition does not have what the copy lacks.
     """
     directory = settings.data
+    if partition is not None and is_unfinished(fs, str(directory)):
+        raise CopyNeeded(f"{directory}: a copy of another node's log has not finished")
     require_served(fs, str(directory))
     lock = lock_directory(fs, str(directory))
     try:
-        return _open_locked(fs, directory, lock, settings, now, partition)
+        return open_locked(fs, settings, lock, now, partition)
     except BaseException:
         lock.release()
         raise
 
 
-def _open_locked(
+def open_locked(
     fs: FileSystem,
-    directory: Path,
-    lock: FileLock,
     settings: BrokerSettings,
+    lock: FileLock,
     now: int,
-    partition: SharedPartition | None,
+    partition: SharedPartition | None = None,
 ) -> OpenedDirectory:
+    """Open a data directory whose lock the caller has."""
+    directory = settings.data
     with ExitStack() as opened:
         log_id = read_log_id(fs, str(directory))
         if log_id is None:
@@ -196,6 +203,8 @@ def _join(
         if tables is not None:
             may_be_cut = place is not None or not tables.position
             _require_copy(directory, is_copy=may_be_cut and log_id == genesis.log_id)
+        if genesis.start != HEADER_SIZE:
+            raise CopyNeeded("the log begins with what was restored from a backup")
     else:
         partition.require_known(place)
     if tables is not None:
@@ -212,18 +221,14 @@ def _go_back(
     damage: CorruptRecord,
 ) -> None:
     """Have the damaged copy of a shared log end at its newest snapshot: the partition
-    has the rest. Raises CorruptRecord where that does not help.
+    has the rest. Raises CopyNeeded where that does not help.
     """
     place = None
     if snapshot is not None and snapshot.position < tables.position:
         tables.load(snapshot.position, read_rows(fs, snapshot))
         place = load_place(tables)
     if place is None:
-        hint = (
-            "empty this data directory: the node reads everything again, or copy another node's: "
-            + ANOTHER_COPY
-        )
-        raise CorruptRecord(damage.path, damage.position, damage.reason, hint=hint) from damage
+        raise CopyNeeded(str(damage), keep=tables.position) from damage
     partition.require_known(place)
     cut_log(fs, str(directory), tables.position)
     structlog.get_logger().error(
