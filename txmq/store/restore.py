@@ -55,7 +55,10 @@ def require_served(fs: FileSystem, directory: str) -> None:
     if MARK in names:
         raise RestoreUnfinished(f"{directory}: a restore into it has not finished")
     if COPYING in names:
-        raise RestoreUnfinished(f"{directory}: a copy of another node's log has not finished")
+        raise RestoreUnfinished(
+            f"{directory}: a copy of another node's log has not finished",
+            hint="start its node again: the copy goes on",
+        )
     if NAME in names:
         raise RestoreUnfinished(f"{directory}: is a backup, which must stay as it is")
 

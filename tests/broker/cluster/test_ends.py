@@ -40,6 +40,7 @@ from txmq.errors import (
     StoreError,
 )
 from txmq.model.cluster import ClusterView
+from txmq.model.decider import DatabaseId
 from txmq.store.backup import back_up
 from txmq.store.filesystem import RealFileSystem
 from txmq.store.log.segment import HEADER_SIZE, list_segments
@@ -465,6 +466,31 @@ def test_a_restored_log_goes_on_in_a_partition_of_its_own(data: Path, tmp_path: 
     begins: Any = SimpleNamespace(genesis=lambda: genesis)
     with pytest.raises(CopyNeeded, match="restored from a backup"):
         open_directory(FS, BrokerSettings(data=empty), 1, begins)
+
+
+def test_databases_wait_for_an_operator_where_the_log_of_a_cluster_was_restored(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy = Copy(data, tmp_path)
+    backup = copy.back_up(copy.slice(), tmp_path)
+    (new := tmp_path / "new").mkdir(mode=0o700)
+    restored = restore_log(FS, backup, BrokerSettings(data=new), Unwatched(), is_shared=True)
+    leases = []
+    for directory in (data, new):
+        broker, cluster = BrokerSettings(data=directory), ClusterSettings(kafka="k:1")
+        service = BrokerService(SettingsFile(broker=broker, cluster=cluster), Threads())
+
+        def join(service: Any = service) -> Any:
+            service._cluster = OneNode()
+            return Begins()
+
+        monkeypatch.setattr(service, "_join_cluster", join)
+        service.open()
+        leases.append(service._make_resolvers().lease_of(DatabaseId(1, 1)).directory)
+        service.stop()
+        service._opened.tables.close()
+    # the database knows the first one, and takes another from nobody but an operator
+    assert leases == [GENESIS.log_id, restored.incarnation]
 
 
 def test_the_longest_copy_of_a_lost_cluster_is_restored_as_a_broker_alone(
