@@ -19,16 +19,13 @@ from txmq.testing.wait import PATIENCE_S
 
 PARTITIONS = 2
 SETTINGS = """
-[cluster]
-kafka = "{servers}"
-topic = "{topic}"
-{ca}
-[broker]
-name = "{name}"
-data = "{data}"
-listen = "127.0.0.1:{port}"
-create_topics = true
-partitions = {partitions}
+cluster.kafka = "{servers}"
+cluster.topic = "{topic}"
+broker.name = "{name}"
+broker.data = "{data}"
+broker.listen = "127.0.0.1:{port}"
+broker.create_topics = true
+broker.partitions = {partitions}
 {more}
 """
 
@@ -47,9 +44,8 @@ class BrokerNode:
         options: Sequence[str] = (),
         ca: Path | None = None,
     ) -> None:
-        """`program` is the module that runs a broker, `more` are further settings of
-        [broker] and sections, and `options` those of its command. `ca` has signed its
-        certificate, None = no TLS.
+        """`program` is the module that runs a broker, `more` are further settings, and
+        `options` those of its command. `ca` has signed its certificate, None = no TLS.
         """
         self._options, self._ca = options, ca
         self._program = program
@@ -59,7 +55,7 @@ class BrokerNode:
         self.data.mkdir(mode=0o700, exist_ok=True)
         text = SETTINGS.format(
             name=name, data=self.data, port=self.port, servers=servers, partitions=PARTITIONS,
-            topic=topic, more=more, ca="" if ca is None else f'ca = "{ca}"',
+            topic=topic, more=more,
         )  # fmt: skip
         self.config.write_text(text)
         self.start()

@@ -36,9 +36,9 @@ FS = RealFileSystem()
 PASSWORD = "a long password"
 # Each MiB is a segment, and has a snapshot; of a topic there is one more at most.
 FORGETS = """
-segment_bytes = 1048576
-snapshot_bytes = 1048576
-preallocate_bytes = 4096
+broker.segment_bytes = 1048576
+broker.snapshot_bytes = 1048576
+broker.preallocate_bytes = 4096
 [retention]
 bytes = 1048576
 every_s = 0.2
@@ -69,7 +69,8 @@ def backup_of(directory: Path) -> Path:
 def test_a_broker_alone_becomes_a_cluster_whose_nodes_copy_its_log(tmp_path: Path) -> None:
     authority, kafka = Authority(tmp_path), MockCluster()
     files = authority.sign("node")
-    settings = f'[tls]\ncert = "{files.cert}"\nkey = "{files.key}"'
+    tls = f'[tls]\ncert = "{files.cert}"\nkey = "{files.key}"'
+    settings = f'cluster.ca = "{authority.ca}"\n{tls}'
 
     def node(name: str) -> BrokerNode:
         program = "tests.broker.cluster.mock_node"

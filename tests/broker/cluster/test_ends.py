@@ -478,7 +478,7 @@ def test_databases_wait_for_an_operator_where_the_log_of_a_cluster_was_restored(
     leases = []
     for directory in (data, new):
         broker, cluster = BrokerSettings(data=directory), ClusterSettings(kafka="k:1")
-        service = BrokerService(SettingsFile(broker=broker, cluster=cluster), Threads())
+        service = BrokerService(SettingsFile(broker=broker, cluster=cluster), Threads())  # type: ignore[no-untyped-call]
 
         def join(service: Any = service) -> Any:
             service._cluster = OneNode()

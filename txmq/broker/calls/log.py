@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 import structlog
-from twisted.internet.defer import execute
+from twisted.internet.defer import Deferred, execute
 
 from txmq.broker.calls.dispatcher import CallContext, Handler, then
 from txmq.broker.calls.operators import audited
@@ -23,6 +23,7 @@ from txmq.store.log.segment import segment_path
 from txmq.store.snapshot import snapshot_path, snapshot_positions
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from twisted.python.failure import Failure
@@ -43,7 +44,7 @@ class LogCalls:
     def __init__(self, engine: Engine, holds: LogHolds, data: Path) -> None:
         self._engine, self._holds, self._data = engine, holds, data
         self._fs = RealFileSystem()
-        self.in_thread: RunInThread = execute  # reads of files, for copies
+        self.in_thread: RunInThread = _at_once  # reads of files, for copies
         self.handlers: dict[str, Handler] = {
             "log.hold": self.hold,
             "log.read": self.read,
@@ -126,6 +127,10 @@ class LogCalls:
         command = AcceptRestore(args.operator, args.reason)
         acted = audited("log.accept", "log", args, command)
         self._engine.submit(acted, then(call.answer, lambda _reply: {}))
+
+
+def _at_once(function: Callable[..., Any], *args: object) -> Deferred[Any]:
+    return execute(function, *args)
 
 
 def _read(
