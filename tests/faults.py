@@ -1264,7 +1264,7 @@ FAULTS: dict[int, tuple[str, ...]] = {
     ),
     338: (
         "test_a_damaged_copy_goes_back_to_its_snapshot",
-        "test_a_damaged_copy_without_a_snapshot_needs_another_one",
+        "test_a_damaged_copy_without_a_snapshot_begins_anew_or_needs_another_one",
     ),
     339: (
         "test_a_log_that_begins_is_begun_once",

@@ -31,7 +31,12 @@ from txmq.store.log.segment import (
     read_log_id,
     segment_path,
 )
-from txmq.store.snapshot import newest_snapshot, snapshot_directory, snapshot_path
+from txmq.store.snapshot import (
+    newest_snapshot,
+    remove_snapshots,
+    snapshot_directory,
+    snapshot_path,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -85,7 +90,7 @@ def copy_log(
     remove_environment(Path(directory) / "index")
     for folder in (log_directory(directory), snapshot_directory(directory)):
         fs.makedirs(folder)
-    _remove_snapshots(fs, directory)
+    remove_snapshots(fs, directory)
     end = _copy(fs, source, directory, watch, end, extent)
     sync_names(fs, directory)
     crashpoint("copy.before_end")
@@ -249,7 +254,7 @@ def _copy_segment(
 def _copy_snapshot(
     fs: FileSystem, source: BackupSource, directory: str, watch: Watch, extent: LogExtent
 ) -> None:
-    _remove_snapshots(fs, directory)
+    remove_snapshots(fs, directory)
     position = extent.snapshots[-1]
     with (
         closing(source.open(snapshot_name(position))) as theirs,
@@ -285,9 +290,3 @@ def _transfer(
             unsynced = 0
         watch.passed(size)
     ours.fsync()
-
-
-def _remove_snapshots(fs: FileSystem, directory: str) -> None:
-    folder = snapshot_directory(directory)
-    for name in fs.listdir(folder):
-        fs.remove(f"{folder}/{name}")

@@ -510,7 +510,9 @@ def test_the_longest_copy_of_a_lost_cluster_is_restored_as_a_broker_alone(
     alone.log.close()
 
 
-def test_a_damaged_copy_without_a_snapshot_needs_another_one(data: Path, tmp_path: Path) -> None:
+def test_a_damaged_copy_without_a_snapshot_begins_anew_or_needs_another_one(
+    data: Path, tmp_path: Path
+) -> None:
     copy = Copy(data, tmp_path)
     part = copy.slice()
     place = Place(2, 0, GENESIS.log_id, 1, part.nonce, part.end, part.end)
@@ -518,9 +520,16 @@ def test_a_damaged_copy_without_a_snapshot_needs_another_one(data: Path, tmp_pat
     copy.store(place)
     copy.close()
     flip(data, part.end - 1)
+    known: Any = SimpleNamespace(require_known=lambda _place: None, genesis=Nowhere().genesis)
     with pytest.raises(CopyNeeded, match="damaged at position") as needed:
-        open_directory(FS, copy.settings, 1, Begins())
+        open_directory(FS, copy.settings, 1, known)
     assert needed.value.keep == part.end
+    # Nobody need lead for that: all copies may be damaged.
+    again = open_directory(FS, copy.settings, 1, Begins())
+    assert (again.log.end, again.tables.position) == (HEADER_SIZE, 0)
+    assert again.log.log_id == GENESIS.log_id
+    again.tables.close()
+    again.log.close()
 
 
 def test_a_copy_that_is_not_what_counts_leads_nothing(data: Path, tmp_path: Path) -> None:

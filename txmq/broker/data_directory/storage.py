@@ -34,7 +34,7 @@ from txmq.core.events.base import (
 from txmq.core.transactions import lost_records
 from txmq.core.transactions.timers import NoteSnapshot
 from txmq.errors import CorruptRecord, DiskFull, StoreError
-from txmq.store.index.environment import has_environment
+from txmq.store.index.environment import has_environment, remove_environment
 from txmq.store.index.lmdb_tables import LmdbTables
 from txmq.store.log.archive import archive_segment
 from txmq.store.log.cut import cut_log
@@ -51,6 +51,7 @@ from txmq.store.snapshot import (
     newest_snapshot,
     older_snapshot_position,
     read_rows,
+    remove_snapshots,
     snapshot_directory,
     snapshot_positions,
     write_snapshot,
@@ -140,16 +141,12 @@ def open_locked(
     """Open a data directory whose lock the caller has."""
     directory = settings.data
     with ExitStack() as opened:
-        log_id = read_log_id(fs, str(directory))
+        log_id, tables, snapshot = read_log_id(fs, str(directory)), None, None
+        known, new_log_id, created_at = KnownPositions(), uuid4(), now
         if log_id is None:
             _require_unused(fs, directory)
-        tables = None if log_id is None else LmdbTables.open(directory / "index", log_id=log_id)
-        known, snapshot, new_log_id, created_at = KnownPositions(), None, uuid4(), now
-        if tables is not None and log_id is not None:
-            opened.callback(tables.close)
-            snapshot = newest_snapshot(fs, str(directory), log_id)
-            if snapshot is not None and tables.position < snapshot.position:
-                tables.load(snapshot.position, read_rows(fs, snapshot))
+        else:
+            tables, snapshot = _open_tables(fs, directory, log_id, opened)
             known = KnownPositions(
                 tables.position, 0 if snapshot is None else snapshot.position, tables.position
             )
@@ -172,7 +169,10 @@ def open_locked(
         except CorruptRecord as damage:
             if partition is None or tables is None:
                 raise
-            _go_back(fs, directory, tables, snapshot, partition, damage)
+            if not _go_back(fs, directory, tables, snapshot, partition, damage):
+                opened.close()
+                _empty(fs, directory)
+                return open_locked(fs, settings, lock, now, partition)
             at = tables.position
             log, report = open_log(positions=KnownPositions(at, at, at))
         opened.callback(log.close)
@@ -185,6 +185,20 @@ def open_locked(
         replayed = _catch_up(state, log, tables)
         opened.pop_all()
     return OpenedDirectory(log, tables, state, report, indexed, replayed)
+
+
+def _open_tables(
+    fs: FileSystem, directory: Path, log_id: UUID, opened: ExitStack
+) -> tuple[LmdbTables, Snapshot | None]:
+    """Return the tables of a log as of the newest state that was stored, and the newest
+    snapshot.
+    """
+    tables = LmdbTables.open(directory / "index", log_id=log_id)
+    opened.callback(tables.close)
+    snapshot = newest_snapshot(fs, str(directory), log_id)
+    if snapshot is not None and tables.position < snapshot.position:
+        tables.load(snapshot.position, read_rows(fs, snapshot))
+    return tables, snapshot
 
 
 def _join(
@@ -219,21 +233,37 @@ def _go_back(
     snapshot: Snapshot | None,
     partition: SharedPartition,
     damage: CorruptRecord,
-) -> None:
+) -> bool:
     """Have the damaged copy of a shared log end at its newest snapshot: the partition
-    has the rest. Raises CopyNeeded where that does not help.
+    has the rest. Return False where the copy has to begin anew. Raises CopyNeeded where
+    the partition does not have all of it.
     """
     place = None
     if snapshot is not None and snapshot.position < tables.position:
         tables.load(snapshot.position, read_rows(fs, snapshot))
         place = load_place(tables)
     if place is None:
-        raise CopyNeeded(str(damage), keep=tables.position) from damage
+        try:
+            has_all = partition.genesis().start == HEADER_SIZE
+        except CopyNeeded:
+            has_all = False
+        if not has_all:
+            raise CopyNeeded(str(damage), keep=tables.position) from damage
+        structlog.get_logger().error("recover.reads_again", position=0, reason=str(damage))
+        return False
     partition.require_known(place)
     cut_log(fs, str(directory), tables.position)
     structlog.get_logger().error(
         "recover.reads_again", position=tables.position, reason=str(damage)
     )
+    return True
+
+
+def _empty(fs: FileSystem, directory: Path) -> None:
+    """Remove a copy and what was made from it. It may be interrupted."""
+    remove_environment(directory / "index")
+    remove_snapshots(fs, str(directory))
+    cut_log(fs, str(directory), 0)
 
 
 def _require_unused(fs: FileSystem, directory: Path) -> None:
