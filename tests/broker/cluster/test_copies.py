@@ -29,6 +29,7 @@ from txmq.client.protocol import conversation
 from txmq.config.broker import BrokerSettings
 from txmq.store.backup import back_up
 from txmq.store.filesystem import RealFileSystem
+from txmq.store.log.segment import list_segments
 from txmq.testing.broker_thread import BrokerThread
 from txmq.testing.wait import PATIENCE_S, wait_until
 
@@ -66,6 +67,14 @@ def backup_of(directory: Path) -> Path:
     return backup
 
 
+def damage(data: Path, body: bytes) -> None:
+    """Change a byte of a message in a log of one segment."""
+    [segment] = list_segments(FS, str(data))
+    content = bytearray(Path(segment.path).read_bytes())
+    content[content.index(body)] ^= 1
+    Path(segment.path).write_bytes(content)
+
+
 def test_a_broker_alone_becomes_a_cluster_whose_nodes_copy_its_log(tmp_path: Path) -> None:
     authority, kafka = Authority(tmp_path), MockCluster()
     files = authority.sign("node")
@@ -93,6 +102,10 @@ def test_a_broker_alone_becomes_a_cluster_whose_nodes_copy_its_log(tmp_path: Pat
         nodes.append(second := node("n1"))
         wait_until(lambda: second.times("cluster.follows"), what="the other node follows")
         assert second.times("copy.whole") == 1
+        second.end()
+        damage(second.data, b"of the broker alone")
+        second.start()
+        wait_until(lambda: second.times("scrub.mended"), what="it mends its copy")
         first.kill()
         with txmq.connect(url(second), timeout=PATIENCE_S) as client:
             client.send("orders", b"of the other node", key="k")

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 STEP_BYTES = 1 * MIB
 PAUSE_FACTOR = 20  # times as long as the step took
 HOUR_S = 3_600.0
+MEND_AGAIN_S = 30.0
 log = structlog.get_logger()
 
 
@@ -83,46 +84,37 @@ class ScrubService:
 
     def _done(
         self, result: tuple[int, list[Damage]] | Failure, start: int, end: int, began: float
-    ) -> Deferred[None] | None:
+    ) -> None:
         self._busy = False
-        damages: list[Damage] = []
         if isinstance(result, Failure):
             result.trap(StoreError)  # retention may have removed the segment meanwhile
             log.warning("scrub.failed", position=start, error=str(result.value))
             self.position = end
         else:
-            self.position, damages = result
-            for damage in self._engine.store.quarantine(damages):
+            self.position = result[0]
+            found = self._engine.store.quarantine(result[1])
+            for damage in found:
                 log.error("scrub.damaged", **damage._asdict())
+            self._mend(found)
         if self._timer is None:
-            return None
+            return
         took = self._clock.seconds() - began
         pause = max((self.position - start) / (self._settings.mib_per_s * MIB), PAUSE_FACTOR * took)
-        if self.position >= end:
-            pause = self._pause_of_round(pause)
-        if not damages or self.mend is None:
-            self._after(pause)
-            return None
-        self._busy = True
-        return (
-            self.mend(damages)
-            .addCallbacks(self._mended, self._not_mended)
-            .addCallback(lambda _: self._go_on(pause))
-        )
+        self._after(self._pause_of_round(pause) if self.position >= end else pause)
 
-    def _mended(self, mended: list[Damage]) -> None:
+    def _mend(self, damages: list[Damage]) -> None:
+        """Have spans mended, again and again while somebody may do it."""
+        if damages and self._timer is not None and self.mend is not None:
+            work = self.mend(damages)
+            work.addErrback(_not_mended).addCallback(self._mended, damages)
+            work.addErrback(self._engine.fail)
+
+    def _mended(self, mended: list[Damage], damages: list[Damage]) -> None:
         self._engine.store.trust(mended)
         for damage in mended:
             log.warning("scrub.mended", **damage._asdict())
-
-    def _not_mended(self, failure: Failure) -> None:
-        failure.trap(TxmqError)  # the next round tries again
-        log.warning("scrub.not_mended", error=str(failure.value))
-
-    def _go_on(self, pause: float) -> None:
-        self._busy = False
-        if self._timer is not None:
-            self._after(pause)
+        if left := [damage for damage in damages if damage not in mended]:
+            self._clock.callLater(MEND_AGAIN_S, self._mend, left)
 
     def _pause_of_round(self, pause: float) -> float:
         """Return the pause until the next round, and begin that at the log's start."""
@@ -132,3 +124,9 @@ class ScrubService:
         pause = max(pause, due - self._clock.seconds())
         self._round_began = self._clock.seconds() + pause
         return pause
+
+
+def _not_mended(failure: Failure) -> list[Damage]:
+    failure.trap(TxmqError)  # nobody leads, or cannot be reached
+    log.warning("scrub.not_mended", error=str(failure.value))
+    return []
