@@ -1247,7 +1247,7 @@ FAULTS: dict[int, tuple[str, ...]] = {
     ),
     333: (
         "test_a_node_waits_for_kafka",
-        "test_a_partition_whose_beginning_was_removed_says_what_to_copy",
+        "test_a_partition_whose_beginning_was_removed_needs_a_copy",
     ),
     334: (
         "test_a_stopped_broker_goes_on_with_its_charts",
@@ -1266,7 +1266,7 @@ FAULTS: dict[int, tuple[str, ...]] = {
     ),
     338: (
         "test_a_damaged_copy_goes_back_to_its_snapshot",
-        "test_a_damaged_copy_without_a_snapshot_says_what_to_do",
+        "test_a_damaged_copy_without_a_snapshot_begins_anew_or_needs_another_one",
     ),
     339: (
         "test_a_log_that_begins_is_begun_once",
@@ -1274,9 +1274,12 @@ FAULTS: dict[int, tuple[str, ...]] = {
     ),
     340: (
         "test_replicas_lose_nothing_and_agree",
-        "test_a_node_begins_with_the_backup_of_another_one",
+        "test_a_node_that_lacks_what_the_partition_has_forgotten_needs_a_copy",
     ),
-    341: ("test_the_longest_copy_of_a_lost_cluster_is_restored_as_a_broker_alone",),
+    341: (
+        "test_the_longest_copy_of_a_lost_cluster_is_restored_as_a_broker_alone",
+        "test_a_restored_log_goes_on_in_a_partition_of_its_own",
+    ),
     342: ("test_a_follower_that_could_not_serve_says_so_before_it_leads",),
     343: (
         "test_a_node_that_does_not_lead_sends_clients_to_the_leader",
@@ -1606,6 +1609,23 @@ FAULTS: dict[int, tuple[str, ...]] = {
         "test_what_cannot_be_added_is_refused",
         "test_a_log_that_does_not_answer_as_itself_is_not_used",
     ),
+    364: (
+        "test_a_copy_that_is_interrupted_anywhere_goes_on_at_another_node",
+        "test_a_copy_goes_on_at_the_next_leader",
+        "test_a_log_that_grows_meanwhile_is_copied_up_to_its_snapshot",
+        "test_a_copy_begins_anew_where_the_others_have_removed_what_comes_next",
+        "test_what_never_counted_is_not_taken_for_the_log",
+    ),
+    365: (
+        "test_the_log_of_others_is_left_as_it_is",
+        "test_a_log_that_has_more_or_other_records_than_the_leaders_is_left_as_it_is",
+    ),
+    366: (
+        "test_damage_of_a_copy_is_mended_with_what_the_leader_has",
+        "test_a_node_that_follows_mends_what_scrubbing_finds",
+        "test_damage_of_the_leader_is_not_taken_over",
+    ),
+    367: ("test_a_node_may_copy_the_log_and_do_nothing_else",),
 }
 
 # Each bug with the names under which it is planted, or the test that must find it.

@@ -92,6 +92,7 @@ DEEP: Final = {
     "processes killed in series, and long lives": (
         "tests/demo",
         "tests/system",
+        "tests/broker/cluster/test_copies.py",
         "tests/broker/cluster/test_operated_nodes.py",
         "tests/broker/cluster/test_replaced_nodes.py",
         "tests/client/aio/test_kills.py",

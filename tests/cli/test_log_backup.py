@@ -261,6 +261,7 @@ def held_reply(data: Path, *segments: int) -> dict[str, Any]:
         "log_id": str(log_id),
         "incarnation": None,
         "segments": list(segments),
+        "snapshots": [],
         "durable": 5_000,
         "at": NOW,
         "data": str(data),

@@ -34,10 +34,13 @@ from txmq.core.retention.log_floor import topic_floor
 from txmq.core.state import log_pins
 from txmq.core.topics.sends import StoreBatch
 from txmq.core.topics.topics import CreateTopic
-from txmq.errors import CorruptRecord, DiskFull, NodeEnded, ReadOnly, StoreClosed
+from txmq.errors import BrokerUnavailable, DiskFull, NodeEnded, ReadOnly, StoreClosed
 from txmq.model.message import Message
-from txmq.store.filesystem import RealFileSystem
+from txmq.store.backup import LogExtent
+from txmq.store.filesystem import ReadableFile, RealFileSystem
+from txmq.store.log.log import lock_directory
 from txmq.store.log.segment import HEADER_SIZE, list_segments
+from txmq.store.log_copy import CopyNeeded, ForeignCopy, copy_log
 from txmq.store.shared import node as node_module
 from txmq.store.shared.members import Members
 from txmq.store.shared.node import End, Node, State
@@ -118,9 +121,13 @@ class ReplicaMachine:
     # as the partition, to the start of a node
 
     def genesis(self) -> Genesis:
+        if self._cluster.topic.first:
+            raise CopyNeeded("the beginning was forgotten")
         return GENESIS
 
     def require_known(self, place: Place) -> None:
+        if place.offset < self._cluster.topic.first:
+            raise CopyNeeded("what comes next was forgotten", keep=place.whole)
         for offset, data in self._cluster.topic.records:
             if offset == place.offset:
                 assert checksum_of(data) == place.checksum
@@ -131,9 +138,10 @@ class ReplicaMachine:
         self._process += 1
         try:
             opened = open_directory(FS, self._settings, 1, self)
-        except CorruptRecord:  # there is no snapshot before the damage
-            self._cluster.counts["emptied"] += 1
-            self.lose_disk()
+        except CopyNeeded as needed:
+            if not self._copy(needed.keep):
+                self._cluster.clock.callLater(AGAIN_S, self.start)
+                return
             opened = open_directory(FS, self._settings, 1, self)
         self.log, self.tables, self.state = opened[:3]
         self._fill_disk()
@@ -167,6 +175,25 @@ class ReplicaMachine:
         ):
             self._again(seconds, work)
         self._retain(decides=False)
+
+    def _copy(self, keep: int) -> bool:
+        """Copy the log of a node that leads; return False where the copy ends early."""
+        leaders = [one for one in self._cluster.machines if one.is_leading]
+        if not leaders:
+            return False
+        source = LeadersLog(max(leaders, key=lambda one: one.place.epoch), self._cluster.rng)
+        lock = lock_directory(FS, str(self.data))
+        try:
+            copy_log(FS, source, str(self.data), source, keep)
+        except BrokerUnavailable:
+            self._cluster.counts["copies interrupted"] += 1
+            return False
+        except ForeignCopy:  # of a leader that does not know yet that it was deposed
+            return False
+        finally:
+            lock.release()
+        self._cluster.counts["copied" if keep else "copied from nothing"] += 1
+        return True
 
     def _find_needless(self) -> None:
         self._retention.tick()
@@ -239,13 +266,9 @@ class ReplicaMachine:
                 path.write_bytes(data)
 
     def lose_disk(self) -> None:
-        """Begin with an empty directory, or where that is too late with a copy."""
-        data = self.data
-        shutil.rmtree(data)
-        data.mkdir(mode=0o700)
-        if self._cluster.topic.first:
-            for name in ("log", "snapshot"):
-                shutil.copytree(self._cluster.newest(self) / name, data / name)
+        """Begin with an empty directory."""
+        shutil.rmtree(self.data)
+        self.data.mkdir(mode=0o700)
 
     def end(self, _seconds: float) -> None:
         """End the process as SIGTERM does."""
@@ -317,6 +340,8 @@ class ReplicaMachine:
 
     def _forget_before(self, place: Place) -> None:
         self._cluster.counts["partition forgot"] += 1
+        if self._cluster.counts["partition forgot"] == 1:
+            self._cluster.clock.callLater(AGAIN_S, self._cluster.lose_a_disk)
         self.partition.forget_before(place.offset)
 
     def _send(self) -> None:
@@ -331,6 +356,34 @@ class ReplicaMachine:
         topic_epoch = self.state.topics["t"].epoch
         command = StoreBatch("t", topic_epoch, 0, batch, verify(batch))
         self.engine.submit(command, partial(self._cluster.note, number))
+
+
+class LeadersLog:
+    """The log of a machine that leads, read by another one; it may end meanwhile."""
+
+    def __init__(self, machine_: ReplicaMachine, rng: Random) -> None:
+        self._log, self._data = machine_.log, str(machine_.data)
+        self._left = rng.choice([1, 3, 1_000_000])  # reads
+
+    def hold(self, position: int) -> LogExtent:
+        del position
+        log = self._log
+        firsts = tuple(segment.first for segment in log.segments())
+        snapshots = [at for at in snapshot_positions(FS, self._data) if at <= log.durable]
+        return LogExtent(GENESIS.log_id, None, firsts, log.durable, tuple(snapshots), 1)
+
+    def keep_holding(self, position: int) -> None:
+        del position
+        self._left -= 1
+        if not self._left:
+            raise BrokerUnavailable("it has ended")
+
+    def open(self, name: str) -> ReadableFile:
+        return FS.open(f"{self._data}/{name}")
+
+    def begin(self, total: int) -> None: ...
+
+    def passed(self, read: int) -> None: ...
 
 
 # What happens to the disk of a process that was killed.
@@ -373,11 +426,6 @@ class Replicas:
         self._numbers += 1
         return self._numbers
 
-    def newest(self, without: ReplicaMachine) -> Path:
-        """Return the directory with the newest snapshot, without one machine's."""
-        found = [one.data for one in self.machines if one is not without]
-        return max(found, key=lambda data: max(snapshot_positions(FS, str(data)), default=0))
-
     def note(self, number: int, reply: object) -> None:
         if isinstance(reply, SendReceipt):
             self.receipts[number] = reply.offset
@@ -400,6 +448,8 @@ class Replicas:
             self.clock.next()
             for failure in self.failed:
                 failure.raiseException()
+        # One that needed a copy may not have had the time for it.
+        self.machines = [one for one in self.machines if one.replica is not None]
         self._check()
         for machine_ in self.machines:
             machine_.stop()
@@ -425,6 +475,14 @@ class Replicas:
             self.clock.callLater(seconds, found.start)
         else:
             WHILE_IT_RUNS[fault](found, seconds)
+
+    def lose_a_disk(self) -> None:
+        """Have a node that follows need a copy."""
+        found = next((one for one in self.machines if one.replica and not one.is_leading), None)
+        if found is not None and not found.stands_still:
+            found.stop()
+            found.lose_disk()
+            self.clock.callLater(AGAIN_S, found.start)
 
     def _end_faults(self) -> None:
         self.topic.trouble = 0.0

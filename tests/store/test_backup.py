@@ -245,7 +245,7 @@ def unsynced(self: Any, *arguments: Any) -> int:
 TRANSFER = backups._Backup._transfer
 PLANTED: dict[str, Callable[[], Any]] = {
     "a backup copies behind what is durable": lambda: patch.object(
-        backups, "_spans", beyond_durable
+        backups, "segment_spans", beyond_durable
     ),
     "a manifest is durable before its data": lambda: patch.object(
         backups._Backup, "_transfer", unsynced

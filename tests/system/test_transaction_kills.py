@@ -48,7 +48,7 @@ ROLES = {
     "adoption",  # a broker that gives a consumer's store to others
     "nack",  # a broker, around a message's death
     "edit", "redrive", "export", "import", "letters",  # who changes or copies letters
-    "backup", "restore",  # of a log
+    "backup", "restore", "copy",  # of a log
     "spark",  # a task or the driver of a job in Spark
 }  # fmt: skip
 CLIENT = Path(txmq.__file__ or "").parent / "client"

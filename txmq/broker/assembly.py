@@ -142,12 +142,13 @@ class Assembly:
         self._plans = PlanService(engine, self.turns, clock, letters.next_places)
         self._policies = PolicyService(engine, self.turns, letters.next_places)
         self._log_list = LogListCalls(engine, self._list_changed)
+        log_calls = self.log = LogCalls(engine, self.holds, settings.broker.data)
         parts = (
             ClockCalls(self.clock),
             ClusterCalls(self._nodes.view, lambda: self._log_list.durable),
             LeaderCalls(engine, nodes),
             self._log_list,
-            LogCalls(engine, self.holds, settings.broker.data),
+            log_calls,
             BrokerCalls(engine, settings, self.alarms, self.statistics, self._throttled),
             TopicCalls(engine, settings.broker, clock, self.turns),
             MemberCalls(

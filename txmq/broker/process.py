@@ -18,11 +18,13 @@ from txmq.errors import NodeEnded, StoreClosed, StoreError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
+    from contextlib import AbstractContextManager
 
     from twisted.python.failure import Failure
 
     from txmq.broker.service import Edge
     from txmq.config.broker import SettingsFile
+    from txmq.store.backup import BackupSource
 
 log = structlog.get_logger()
 SWITCH_INTERVAL_S = 0.0005  # beside an index writer: tick p99 from 5.8 to 3.2 ms
@@ -36,11 +38,12 @@ def run(
     edges: Iterable[Edge] = (),
     inside: Callable[[str], None] | None = None,
     load: Callable[[], SettingsFile] | None = None,
+    log_at: Callable[[str], AbstractContextManager[BackupSource]] | None = None,
 ) -> None:
     """Run a broker until SIGTERM or SIGINT. `ready` gets its address once the broker
     and its `edges` serve; a node calls `follows` before, once it may take over.
     `inside` gets a URL with a login for clients in this process. On SIGHUP it reads its
-    settings again, by `load`.
+    settings again, by `load`. A node copies a log by `log_at`, of the node at a URL.
 
     Raises what opening the data directory or listening raises, and StoreError where the
     broker had to stop.
@@ -54,7 +57,7 @@ def run(
     # Twisted's timers go by the wall clock: put back, they would all stand still
     reactor.seconds = time.monotonic
     service = BrokerService(settings, reactor, edges, load=load)
-    service.on_follow = follows
+    service.on_follow, service.log_at = follows, log_at
     service.open()
     collect_rarely()
     trouble: list[BaseException] = []

@@ -10,13 +10,14 @@ from enum import IntEnum
 from random import Random
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from urllib.parse import urlencode
+from uuid import UUID
 
 import structlog
-from twisted.internet.defer import Deferred, inlineCallbacks
+from twisted.internet.defer import Deferred, inlineCallbacks, succeed
 from twisted.internet.endpoints import TCP4ServerEndpoint
 from twisted.internet.task import LoopingCall, deferLater
 
-from txmq.broker.access.guard import OWN_USER
+from txmq.broker.access.guard import NODES, OWN_USER
 from txmq.broker.assembly import Assembly
 from txmq.broker.checkback.resolver_service import ResolverService
 from txmq.broker.data_directory.directory_id import directory_id
@@ -35,15 +36,18 @@ from txmq.broker.requests.outbox_publisher import OutboxPublisher
 from txmq.broker.search.catalogue_service import build_beside
 from txmq.config.listen import ListenAddress, is_loopback, listen_address
 from txmq.core.disk_budget import DiskBudget
+from txmq.core.state import restores
 from txmq.core.transactions import indexes
 from txmq.errors import ConfigError, StoreClosed
 from txmq.errors.extras import require
 from txmq.model.units import MIB
 from txmq.store.filesystem import RealFileSystem
+from txmq.store.log_copy import CopyNeeded
 from txmq.tx.postgres.brokers import DatabaseLease
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
+    from contextlib import AbstractContextManager
 
     from twisted.python.failure import Failure
 
@@ -60,6 +64,9 @@ if TYPE_CHECKING:
     from txmq.broker.reactor.held_sends import HeldSends
     from txmq.broker.reactor.session_factory import SessionFactory
     from txmq.config.broker import SettingsFile, TlsSettings
+    from txmq.store.backup import BackupSource
+    from txmq.store.filesystem import FileSystem
+    from txmq.store.log.decoder import Damage
 
 QUICK_DISK_S = 0.0005  # with threads for it, 64 senders get 13 % less done, and 4 get 36 % less
 STORAGE_S = 0.2
@@ -149,6 +156,8 @@ class BrokerService:
         self.life = Lifecycle.OPENING
         self.drained = True  # False where the broker ended with records not on disk
         self.on_follow: Callable[[], None] = lambda: None  # a node has read the log
+        # opens the log of the broker at a URL; None = a node copies nothing by itself
+        self.log_at: Callable[[str], AbstractContextManager[BackupSource]] | None = None
         self.own_url = ""  # for clients within this process, once it serves
         self._cluster: Membership | None = None
         self._certificates: Any = None  # of TLS
@@ -171,7 +180,7 @@ class BrokerService:
         require_private(settings.data)
         began, fs = time.monotonic(), RealFileSystem()
         partition = None if self._settings.cluster is None else self._join_cluster()
-        opened = self._opened = open_directory(fs, settings, self._clocks.wall(), partition)
+        opened = self._opened = self._open_directory(fs, partition)
         _log_recovery(opened, time.monotonic() - began)
         self._steady = SteadyClock(*self._clocks, opened.state.stored_at)
         engine = self._engine = self._make_engine(opened, self._steady)
@@ -180,11 +189,38 @@ class BrokerService:
         self._watch = DiskWatch(fs, str(settings.data), engine.disk, self._settings.disk)
         self._watch.tick()
         self._storage = StorageService(fs, engine, opened.tables, settings, self._threads["index"])
+        self._scrub = ScrubService(
+            engine, self._settings.scrub, self._reactor, self._threads["scrub"]
+        )
         if self._cluster is None:
             engine.boot(settings.name, self._clocks.wall())
             self._assemble()
         else:
             self._storage.place = self._cluster.copy_to(engine, opened.tables)
+
+    def _open_directory(self, fs: FileSystem, partition: Membership | None) -> OpenedDirectory:
+        """Open the data directory; a node copies first what it lacks."""
+        settings, now = self._settings.broker, self._clocks.wall()
+        try:
+            return open_directory(fs, settings, now, partition)
+        except CopyNeeded as needed:
+            if partition is None or self.log_at is None:
+                raise
+            log.warning("copy.needed", reason=needed.message)
+            partition.copy_log(fs, settings.data, needed.keep, self._log_of_node)
+        return open_directory(fs, settings, now, partition)
+
+    def _log_of_node(self, address: str, password: str) -> AbstractContextManager[BackupSource]:
+        """Return the log of another node, which has the same settings."""
+        assert self.log_at is not None, "somebody knows how to read it"
+        tls, login = self._settings.tls, f"{NODES}:{password}"
+        if tls is None:
+            return self.log_at(f"txmq://{login}@{address}")
+        files = {} if self._settings.cluster is None else {"ca": self._settings.cluster.ca}
+        if tls.require_client_cert:
+            files |= {"cert": tls.cert, "key": tls.key}
+        named = {name: str(file) for name, file in files.items() if file is not None}
+        return self.log_at(f"txmqs://{login}@{address}/?{urlencode(named)}")
 
     def _join_cluster(self) -> Membership:
         """Look at the cluster's topic, and become one of its nodes."""
@@ -214,10 +250,13 @@ class BrokerService:
             self._every(self._settings.retention.every_s, retention.tick),
         ]
         await cluster.follow()
+        self._scrub.mend = self._mend
+        self._scrub.start()
         reception = await self._receive(cluster)
         self.on_follow()
         place = await cluster.lead()
         retention.stop()
+        self._scrub.mend = None
         for loop in loops:
             loop.stop()
         self._storage.forget_before = cluster.forget_before
@@ -270,11 +309,13 @@ class BrokerService:
             self._cluster,
         )
         self._assembly.alarms.delivery.in_thread = self._threads["alarms"]
+        self._assembly.log.in_thread = self._threads["scrub"]
         if self._cluster is not None:
             engine.lease = self._cluster.has_lease
             self._assembly.sessions.use_lease(engine.lease)
             self._cluster.on_lease = self._assembly.sessions.go_on
             self._cluster.on_nodes = self._assembly.sessions.welcome_again
+            self._assembly.guard.admit_nodes(self._cluster.password)
         if settings.otel:
             from txmq.broker.monitoring.spans import BrokerSpans, find_tracer  # noqa: PLC0415  # an extra
 
@@ -283,11 +324,18 @@ class BrokerService:
         self._catalogue_builder = build_beside(
             fs, str(settings.data), opened, self._assembly.catalogues, self._threads["catalogue"]
         )
-        self._scrub = ScrubService(
-            engine, self._settings.scrub, self._reactor, self._threads["scrub"]
-        )
         self._liveness = Liveness(engine, self._assembly.sessions, self._reactor)
         self._add_timers(watch)
+
+    def _mend(self, damages: list[Damage]) -> Deferred[list[Damage]]:
+        """Mend spans of this node's copy with what the leader has."""
+        from txmq.broker.cluster.leaders_log import mend_from  # noqa: PLC0415  # an extra
+
+        leader = None if self._cluster is None else self._cluster.leader()
+        if leader is None or self.log_at is None:
+            return succeed([])
+        given = (RealFileSystem(), self._settings.broker.data, damages, leader, self._log_of_node)
+        return self._threads["scrub"](mend_from, *given)
 
     def _make_engine(self, opened: OpenedDirectory, clock: SteadyClock) -> Engine:
         settings = self._settings.broker
@@ -308,9 +356,11 @@ class BrokerService:
     def _make_resolvers(self) -> ResolverService:
         engine, settings = self._engine, self._settings.broker
         log_id = engine.store.log_id
-        # Nodes of a cluster are one broker: the boot epoch tells which one leads.
-        alone = self._cluster is None
-        directory = directory_id(settings.data) if alone else log_id
+        # Nodes of a cluster are one broker: the boot epoch tells which one leads. A log
+        # that was restored is another broker's, until an operator has said otherwise.
+        alone, incarnation = self._cluster is None, restores.incarnation(engine.state)
+        shared = log_id if incarnation is None else UUID(bytes=incarnation)
+        directory = directory_id(settings.data) if alone else shared
         return ResolverService(
             self._settings.resolver,
             log_id,
@@ -364,7 +414,8 @@ class BrokerService:
         main = await self._listen(self._assembly.sessions, self._assembly.guard)
         self._assembly.alarms.certificates = self._certificates
         self._assembly.start(self._failed)
-        self._scrub.start()
+        if self._cluster is None:  # a node has begun before
+            self._scrub.start()
         self._maintain_tokens()  # and so identify the resolvers' databases
         self._advance(Lifecycle.SERVING)
         assembly = self._assembly
@@ -442,6 +493,7 @@ class BrokerService:
             return
         follows = self._cluster is not None and self.life < Lifecycle.SERVING
         self._advance(Lifecycle.DRAINING)
+        self._scrub.stop()
         if follows:
             for port in self._ports:
                 yield port.stopListening()
@@ -467,7 +519,6 @@ class BrokerService:
         for port in reversed(self._ports):
             yield port.stopListening()
         self._assembly.stop()
-        self._scrub.stop()
         self._catalogue_builder.stop()
         sessions.ignore_requests()
         deadline = self._reactor.seconds() + self._settings.broker.drain_s

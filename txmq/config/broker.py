@@ -355,6 +355,8 @@ class ClusterSettings(StrictModel):
     kafka: Annotated[str, Field(min_length=1)]  # HOST:PORT, several with commas
     topic: Name = "txmq"
     advertise: Listen | None = None  # None = where it listens
+    # the authority of the other nodes' certificates; None = those of the system
+    ca: Path | None = Field(default=None, strict=False)
     # of librdkafka: connections and logins
     options: dict[str, str] = Field(default={}, repr=False)
     # settings of the topic that may be as they are, though it may lose what it has

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from uuid import UUID
 
-    from txmq.store.filesystem import File, FileSystem
+    from txmq.store.filesystem import File, FileSystem, ReadableFile
     from txmq.store.log.decoder import Damage
 
 CHUNK: Final = 256 << 10
@@ -80,8 +80,8 @@ class BackupSource(Protocol):
         BackupMismatch where it has not been kept.
         """
 
-    def open(self, name: str) -> File:
-        """Open a file of the data directory for reading."""
+    def open(self, name: str) -> ReadableFile:
+        """Open a file of the data directory."""
 
 
 class Watch(Protocol):
@@ -140,7 +140,7 @@ class _Backup:
         extent = self._source.hold(0)
         crashpoint("backup.after_hold")
         self._require_same_log(extent)
-        spans = _spans(extent)
+        spans = segment_spans(extent)
         first = self._needed = spans[0][0]
         if before is None:
             points_from = extent.durable if first else 0
@@ -243,14 +243,14 @@ class _Backup:
                 return BackupFile(name, size, checksum)
             return self._copy(name, file, size)
 
-    def _extend(self, known: BackupFile, source: File, size: int) -> BackupFile:
+    def _extend(self, known: BackupFile, source: ReadableFile, size: int) -> BackupFile:
         """Add what is new behind what the earlier manifest has."""
         with closing(self._fs.open(f"{self._target}/{known.name}", write=True)) as copy:
             copy.truncate(known.size)  # an interrupted backup may have left more
             checksum = self._transfer(source, copy, known.size, size, known.checksum)
         return BackupFile(known.name, size, checksum)
 
-    def _copy(self, name: str, source: File, size: int) -> BackupFile:
+    def _copy(self, name: str, source: ReadableFile, size: int) -> BackupFile:
         path = f"{self._target}/{name}"
         partial = path + PARTIAL
         folder, _, base = partial.rpartition("/")
@@ -268,7 +268,9 @@ class _Backup:
         self._fs.sync_directory(folder)
         return BackupFile(name, size, checksum)
 
-    def _transfer(self, source: File, copy: File, start: int, end: int, checksum: int) -> int:
+    def _transfer(
+        self, source: ReadableFile, copy: File, start: int, end: int, checksum: int
+    ) -> int:
         """Copy [start, end) durably; return the checksum, continued from `checksum`."""
         unsynced = 0
         for offset in range(start, end, CHUNK):
@@ -298,7 +300,7 @@ class _Backup:
         with closing(self._fs.open(f"{self._target}/{name}")) as file:
             return self._checksum(file, size) if file.size() >= size else None
 
-    def _checksum(self, file: File, size: int) -> int:
+    def _checksum(self, file: ReadableFile, size: int) -> int:
         checksum = 0
         for offset in range(0, size, CHUNK):
             self._source.keep_holding(self._needed)
@@ -308,7 +310,7 @@ class _Backup:
         return checksum
 
 
-def _spans(extent: LogExtent) -> list[tuple[int, int]]:
+def segment_spans(extent: LogExtent) -> list[tuple[int, int]]:
     """Return start and end of the segments, up to the durable end."""
     firsts = [first for first in extent.firsts if first < extent.durable]
     return list(zip(firsts, [*firsts[1:], extent.durable], strict=True))

@@ -36,8 +36,8 @@ _JOIN_LIMIT = 256 << 10
 _OPEN = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 
 
-class File(Protocol):
-    """An open file.
+class ReadableFile(Protocol):
+    """An open file, for reading.
 
     Each call does all of its work; reads are short only at the end of the file.
     """
@@ -49,6 +49,16 @@ class File(Protocol):
 
     def pread(self, length: int, offset: int) -> bytes:
         """Return `length` bytes; fewer only where the file ends."""
+
+    def close(self) -> None:
+        """Close the file. Idempotent.
+
+        A file without references closes itself.
+        """
+
+
+class File(ReadableFile, Protocol):
+    """An open file of the file system."""
 
     def pread_cached(self, length: int, offset: int) -> bytes | None:
         """Return as `pread` does, but None where it would have to wait for the disk."""
@@ -75,12 +85,6 @@ class File(Protocol):
 
     def fsync(self) -> None:
         """Return as `fdatasync` does, with all metadata on disk."""
-
-    def close(self) -> None:
-        """Close the file. Idempotent.
-
-        A file without references closes itself.
-        """
 
 
 class Space(NamedTuple):

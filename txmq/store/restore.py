@@ -21,6 +21,7 @@ from txmq.store.log.decoder import SegmentDecoder
 from txmq.store.log.record import Record
 from txmq.store.log.recovery import sync_names
 from txmq.store.log.segment import HEADER_SIZE, log_directory
+from txmq.store.log_copy import MARK as COPYING
 from txmq.store.snapshot import RETAINED, snapshot_directory
 
 if TYPE_CHECKING:
@@ -53,6 +54,11 @@ def require_served(fs: FileSystem, directory: str) -> None:
     names = fs.listdir(directory)
     if MARK in names:
         raise RestoreUnfinished(f"{directory}: a restore into it has not finished")
+    if COPYING in names:
+        raise RestoreUnfinished(
+            f"{directory}: a copy of another node's log has not finished",
+            hint="start its node again: the copy goes on",
+        )
     if NAME in names:
         raise RestoreUnfinished(f"{directory}: is a backup, which must stay as it is")
 

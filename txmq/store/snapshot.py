@@ -143,6 +143,13 @@ def set_aside_snapshots(fs: FileSystem, directory: str, end: int) -> None:
             fs.sync_directory(folder)
 
 
+def remove_snapshots(fs: FileSystem, directory: str) -> None:
+    """Remove all snapshots of a data directory."""
+    folder = snapshot_directory(directory)
+    for name in fs.listdir(folder):
+        fs.remove(f"{folder}/{name}")
+
+
 def read_rows(fs: FileSystem, snapshot: Snapshot) -> Iterator[Row]:
     """Yield all rows in the order of writing.
 

@@ -355,6 +355,29 @@ def test_clients_inside_the_broker_have_a_login_of_their_own() -> None:
     assert not is_name(guard.OWN_USER), "nobody else can have it"
 
 
+def test_a_node_may_copy_the_log_and_do_nothing_else() -> None:
+    broker = BrokerWithUsers()
+    with pytest.raises(errors.LoginFailed):
+        broker.log_in(guard.NODES, "nonce", service=None)
+    broker.assembly.guard.admit_nodes("nonce")
+    with pytest.raises(errors.LoginFailed):
+        broker.log_in(guard.NODES, "a guess", service=None)
+    node = broker.log_in(guard.NODES, "nonce", service=None)
+
+    def refused(name: str, **args: object) -> type[errors.TxmqError]:
+        return type(refusal_of(node.ask(Opcode.CALL, encode_call(name, args))))
+
+    held: Any = node.call("log.hold", hold="a" * 32)
+    assert held["segments"] == [0]
+    read = {"file": "segment", "position": 0, "offset": 0, "size": 64}
+    assert refused("log.read", **read) is errors.BadRequest  # the disk is simulated
+    assert not node.ask(Opcode.CALL, encode_call("log.release", {"hold": "a" * 32})).status
+    for name in ("broker.show", "cluster.describe", "user.list", "log.restores"):
+        assert refused(name) is errors.AccessDenied
+    assert type(refusal_of(node.ask(Opcode.SEND, send_payload()))) is errors.AccessDenied
+    assert not is_name(guard.NODES), "nobody else can have it"
+
+
 def test_passwords_by_http_cost_a_bounded_number_of_hashes_however_many_peers_there_are() -> None:
     broker = BrokerWithUsers()
     header = "Basic " + b64encode(b"root:wrong password").decode()
@@ -429,13 +452,18 @@ def test_a_verifier_of_many_rounds_costs_as_many_hashes() -> None:
         office.log_in_by_http("10.0.0.1", guess)
 
 
-def test_nobody_else_has_the_rights_of_the_broker_s_own_parts_or_locks_them_out() -> None:
+@pytest.mark.parametrize("name", guard.BUILT_IN)
+def test_nobody_else_has_the_rights_of_the_broker_s_own_parts_or_locks_them_out(name: str) -> None:
     office = BrokerWithUsers().assembly.guard
-    office.certificate_name = lambda _transport: guard.OWN_USER
+    office.admit_nodes("nonce")
+    office.certificate_name = lambda _transport: name
     assert office.certified(object()) is None
     for _ in range(2 * guard.MAX_FAILURES):
-        office.failed("127.0.0.1", guard.OWN_USER)
-    office.check_login("127.0.0.1", guard.OWN_USER)
+        office.failed("127.0.0.1", name)
+    office.check_login("127.0.0.1", name)
+    header = "Basic " + b64encode(f"{name}:nonce".encode()).decode()
+    with pytest.raises(errors.LoginFailed):
+        office.log_in_by_http("10.0.0.1", header)
 
 
 def test_a_login_that_began_before_a_new_password_or_the_user_s_end_does_not_succeed() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -18,15 +19,13 @@ from txmq.testing.wait import PATIENCE_S
 
 PARTITIONS = 2
 SETTINGS = """
-[broker]
-name = "{name}"
-data = "{data}"
-listen = "127.0.0.1:{port}"
-create_topics = true
-partitions = {partitions}
-[cluster]
-kafka = "{servers}"
-topic = "{topic}"
+cluster.kafka = "{servers}"
+cluster.topic = "{topic}"
+broker.name = "{name}"
+broker.data = "{data}"
+broker.listen = "127.0.0.1:{port}"
+broker.create_topics = true
+broker.partitions = {partitions}
 {more}
 """
 
@@ -52,21 +51,22 @@ class BrokerNode:
         self._program = program
         self.name, self.port = name, free_port()
         self.config, self._errors = directory / f"{name}.toml", directory / f"{name}.log"
-        (data := directory / name).mkdir(mode=0o700)
+        self.data = directory / name
+        self.data.mkdir(mode=0o700, exist_ok=True)
         text = SETTINGS.format(
-            name=name, data=data, port=self.port, servers=servers, partitions=PARTITIONS,
+            name=name, data=self.data, port=self.port, servers=servers, partitions=PARTITIONS,
             topic=topic, more=more,
         )  # fmt: skip
         self.config.write_text(text)
         self.start()
 
-    def start(self) -> None:
+    def start(self, **environment: str) -> None:
         broker = ["broker", "--json", "--config", self.config, *self._options]
         command = [sys.executable, "-m", self._program, *broker]
         with self._errors.open("ab") as errors:
             self.process = subprocess.Popen(
                 reaped([str(part) for part in command]),
-                stdin=reaper_pipe(), stdout=errors, stderr=errors,
+                stdin=reaper_pipe(), stdout=errors, stderr=errors, env=os.environ | environment,
             )  # fmt: skip
 
     @property

@@ -25,7 +25,7 @@ from txmq.broker.cluster.kafka_partition import LOST
 from txmq.broker.cluster.membership import Membership
 from txmq.broker.cluster.replica import Replica
 from txmq.broker.data_directory.backup_source import StoppedLog
-from txmq.broker.data_directory.restore import restore_log
+from txmq.broker.data_directory.restore import restore_log, shared_genesis
 from txmq.broker.data_directory.storage import OpenedDirectory, open_directory, write_tables
 from txmq.broker.engine.engine import Engine
 from txmq.broker.service import BrokerService, Lifecycle
@@ -33,24 +33,26 @@ from txmq.config.broker import BrokerSettings, ClusterSettings, SettingsFile
 from txmq.core import machine
 from txmq.errors import (
     ConfigError,
-    CorruptRecord,
     DiskFull,
     LogUnavailable,
     NodeEnded,
+    RestoreUnfinished,
     StoreError,
 )
 from txmq.model.cluster import ClusterView
+from txmq.model.decider import DatabaseId
 from txmq.store.backup import back_up
 from txmq.store.filesystem import RealFileSystem
 from txmq.store.log.segment import HEADER_SIZE, list_segments
 from txmq.store.log.writer import Flush
+from txmq.store.log_copy import CopyNeeded
 from txmq.store.shared.members import Members
 from txmq.store.shared.node import End
-from txmq.store.shared.records import Genesis, Slice
-from txmq.store.shared.rules import Place
+from txmq.store.shared.records import Genesis, Slice, checksum_of, encode
+from txmq.store.shared.rules import Place, fold
 from txmq.store.shared.slices import segment_bytes
 from txmq.store.shared.stored_place import load_place, save_place
-from txmq.store.snapshot import write_snapshot
+from txmq.store.snapshot import newest_snapshot, write_snapshot
 from txmq.testing.wait import PATIENCE_S
 
 GENESIS = Genesis(UUID(int=1), 0, HEADER_SIZE, 1_000)
@@ -400,23 +402,95 @@ def test_a_damaged_copy_goes_back_to_its_snapshot(data: Path, tmp_path: Path) ->
     again.log.close()
 
 
-def test_a_node_begins_with_the_backup_of_another_one(data: Path, tmp_path: Path) -> None:
+class Nowhere(Begins):
+    """A partition that has forgotten how its log begins, or what a node would read."""
+
+    def __init__(self) -> None:
+        def forgotten(place: Place) -> None:
+            raise CopyNeeded("it begins later", keep=place.whole)
+
+        super().__init__(forgotten)
+
+    def genesis(self) -> Genesis:
+        raise CopyNeeded("its beginning was removed")
+
+
+def test_a_node_that_lacks_what_the_partition_has_forgotten_needs_a_copy(
+    data: Path, tmp_path: Path
+) -> None:
+    (empty := tmp_path / "empty").mkdir(mode=0o700)
     copy = Copy(data, tmp_path)
     part = copy.slice()
     place = Place(2, 5, GENESIS.log_id, 1, part.nonce, part.end, part.end)
-    backup = copy.back_up(part, tmp_path)
+    copy.back_up(part, tmp_path)
+    before = copy.bytes()
+    for directory, keep in ((data, place.whole), (empty, 0)):
+        with pytest.raises(CopyNeeded) as needed:
+            open_directory(FS, BrokerSettings(data=directory), 1, Nowhere())
+        assert needed.value.keep == keep
+    assert copy.bytes() == before
+
+
+def test_a_copy_that_has_not_finished_goes_on(data: Path) -> None:
+    (data / "copying").touch()
+    with pytest.raises(CopyNeeded, match="has not finished"):
+        open_directory(FS, BrokerSettings(data=data), 1, Begins())
+    with pytest.raises(RestoreUnfinished):
+        open_directory(FS, BrokerSettings(data=data), 1)
+
+
+def test_a_restored_log_goes_on_in_a_partition_of_its_own(data: Path, tmp_path: Path) -> None:
+    copy = Copy(data, tmp_path)
+    backup = copy.back_up(copy.slice(), tmp_path)
     (new := tmp_path / "new").mkdir(mode=0o700)
     settings = BrokerSettings(data=new)
-    report = restore_log(FS, backup, settings, Unwatched(), is_shared=True)
-    assert (report.position, report.incarnation) == (part.end, None)
+    restore_log(FS, backup, settings, Unwatched(), is_shared=True)
+    genesis = shared_genesis(FS, new)
+    assert genesis is not None
+    assert genesis.log_id == GENESIS.log_id
+    assert genesis == shared_genesis(FS, new)
     known: list[Place] = []
     begun = open_directory(FS, settings, 1, Begins(known.append))
-    assert known == [place]
-    assert begun.log.end == part.end
+    assert known == [load_place(begun.tables)]
+    assert known[0] == fold(Place(), 0, checksum_of(encode(genesis)), genesis)[0]
+    assert (begun.log.end, begun.state.boot_epoch) == (genesis.start, genesis.epoch)
+    assert len(begun.state.restores) == 1
+    assert newest_snapshot(FS, str(new), GENESIS.log_id) is not None
     begun.tables.close()
     begun.log.close()
     with pytest.raises(StoreError, match="a copy of a cluster's log"):
         open_directory(FS, settings, 1)
+    assert shared_genesis(FS, data) is None  # a node's that has read more
+
+    (empty := tmp_path / "empty").mkdir(mode=0o700)
+    begins: Any = SimpleNamespace(genesis=lambda: genesis)
+    with pytest.raises(CopyNeeded, match="restored from a backup"):
+        open_directory(FS, BrokerSettings(data=empty), 1, begins)
+
+
+def test_databases_wait_for_an_operator_where_the_log_of_a_cluster_was_restored(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy = Copy(data, tmp_path)
+    backup = copy.back_up(copy.slice(), tmp_path)
+    (new := tmp_path / "new").mkdir(mode=0o700)
+    restored = restore_log(FS, backup, BrokerSettings(data=new), Unwatched(), is_shared=True)
+    leases = []
+    for directory in (data, new):
+        broker, cluster = BrokerSettings(data=directory), ClusterSettings(kafka="k:1")
+        service = BrokerService(SettingsFile(broker=broker, cluster=cluster), Threads())  # type: ignore[no-untyped-call]
+
+        def join(service: Any = service) -> Any:
+            service._cluster = OneNode()
+            return Begins()
+
+        monkeypatch.setattr(service, "_join_cluster", join)
+        service.open()
+        leases.append(service._make_resolvers().lease_of(DatabaseId(1, 1)).directory)
+        service.stop()
+        service._opened.tables.close()
+    # the database knows the first one, and takes another from nobody but an operator
+    assert leases == [GENESIS.log_id, restored.incarnation]
 
 
 def test_the_longest_copy_of_a_lost_cluster_is_restored_as_a_broker_alone(
@@ -436,7 +510,9 @@ def test_the_longest_copy_of_a_lost_cluster_is_restored_as_a_broker_alone(
     alone.log.close()
 
 
-def test_a_damaged_copy_without_a_snapshot_says_what_to_do(data: Path, tmp_path: Path) -> None:
+def test_a_damaged_copy_without_a_snapshot_begins_anew_or_needs_another_one(
+    data: Path, tmp_path: Path
+) -> None:
     copy = Copy(data, tmp_path)
     part = copy.slice()
     place = Place(2, 0, GENESIS.log_id, 1, part.nonce, part.end, part.end)
@@ -444,9 +520,16 @@ def test_a_damaged_copy_without_a_snapshot_says_what_to_do(data: Path, tmp_path:
     copy.store(place)
     copy.close()
     flip(data, part.end - 1)
-    with pytest.raises(CorruptRecord) as damaged:
-        open_directory(FS, copy.settings, 1, Begins())
-    assert "empty this data directory" in damaged.value.hint
+    known: Any = SimpleNamespace(require_known=lambda _place: None, genesis=Nowhere().genesis)
+    with pytest.raises(CopyNeeded, match="damaged at position") as needed:
+        open_directory(FS, copy.settings, 1, known)
+    assert needed.value.keep == part.end
+    # Nobody need lead for that: all copies may be damaged.
+    again = open_directory(FS, copy.settings, 1, Begins())
+    assert (again.log.end, again.tables.position) == (HEADER_SIZE, 0)
+    assert again.log.log_id == GENESIS.log_id
+    again.tables.close()
+    again.log.close()
 
 
 def test_a_copy_that_is_not_what_counts_leads_nothing(data: Path, tmp_path: Path) -> None:
@@ -520,7 +603,7 @@ def test_a_node_waits_for_kafka(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not answers
 
 
-def test_a_partition_whose_beginning_was_removed_says_what_to_copy(
+def test_a_partition_whose_beginning_was_removed_needs_a_copy(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     class Removed:
@@ -542,6 +625,8 @@ def test_a_partition_whose_beginning_was_removed_says_what_to_copy(
 
     monkeypatch.setattr(KafkaAddress, "client", lambda *_given: Reader())
     monkeypatch.setattr(kafka_genesis, "WITHIN_S", 0.5)
-    with pytest.raises(ConfigError, match="whose beginning was removed") as refused:
+    with pytest.raises(CopyNeeded, match="whose beginning was removed"):
         kafka_genesis.read_genesis(KafkaAddress("k:1"), "log")
-    assert "txmq log restore" in refused.value.hint
+    with pytest.raises(CopyNeeded, match="begins behind offset 3") as needed:
+        kafka_genesis.require_known(KafkaAddress("k:1"), "log", Place(3, whole=128))
+    assert needed.value.keep == 128

@@ -37,7 +37,7 @@ BETWEEN = 20  # commits before and after a restart
 # No node is elected by silence while another one ends in order: that takes far less.
 SILENCE_S = 10.0
 SETTINGS = """
-silence_s = {silence_s}
+cluster.silence_s = {silence_s}
 [checks]
 first_s = 1.0
 then_s = 1.0

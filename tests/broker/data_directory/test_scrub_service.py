@@ -8,16 +8,23 @@ from typing import Any
 
 import pytest
 from twisted.internet.defer import Deferred
+from twisted.python.failure import Failure
 
 from tests.broker.support import BrokerInMemory, Client, send_payload
 from txmq.batch import encode
-from txmq.broker.data_directory.scrub_service import HOUR_S, STEP_BYTES, ScrubService
+from txmq.broker.data_directory.scrub_service import (
+    HOUR_S,
+    MEND_AGAIN_S,
+    STEP_BYTES,
+    ScrubService,
+)
 from txmq.config.broker import ScrubSettings
 from txmq.core.topics.topics import CreateTopic
 from txmq.core.transactions.model import get
-from txmq.errors import MessagesDamaged
+from txmq.errors import BrokerUnavailable, MessagesDamaged
 from txmq.model.message import Message
 from txmq.store import tables as t
+from txmq.store.log.decoder import Damage
 from txmq.store.log.segment import segment_path
 from txmq.wire import data_requests
 from txmq.wire.chunks import unpack_chunks
@@ -163,6 +170,38 @@ def test_scrubbing_finds_damage_before_a_reader(rotten: Rotten) -> None:
     scrubbing.stop()
     clock.advance(3 * HOUR_S)
     assert not thread.given
+
+
+def test_a_node_that_follows_mends_what_scrubbing_finds(
+    rotten: Rotten,
+) -> None:
+    rotten.rot(0, 1)
+    thread, clock, log = Thread(), rotten.broker.clock, rotten.broker.log
+    scrubbing = ScrubService(
+        rotten.broker.engine, ScrubSettings(mib_per_s=1.0, every_hours=2.0), clock, thread
+    )
+    asked: list[tuple[list[Damage], Deferred[list[Damage]]]] = []
+
+    def mend(damages: list[Damage]) -> Deferred[list[Damage]]:
+        asked.append((damages, Deferred()))
+        return asked[-1][1]
+
+    scrubbing.mend = mend
+    scrubbing.start()
+    clock.advance(1)
+    thread.work()
+    [(damages, answer)] = asked
+    assert log.quarantined == tuple(damages)
+    answer.errback(Failure(BrokerUnavailable("nobody leads")))
+    clock.advance(MEND_AGAIN_S)
+    asked[1][1].callback([])  # the leader has the same damage
+    clock.advance(MEND_AGAIN_S)
+    assert (asked[2][0], log.quarantined) == (damages, tuple(damages))
+    asked[2][1].callback(damages)
+    assert log.quarantined == ()
+    clock.advance(MEND_AGAIN_S)
+    scrubbing.stop()
+    assert len(asked) == 3
 
 
 def test_scrubbing_keeps_to_its_rate_and_to_durable_records(rotten: Rotten) -> None:

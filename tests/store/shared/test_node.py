@@ -271,10 +271,11 @@ def test_a_leader_that_loses_its_space_steps_down() -> None:
     assert decode(world.under_way[0][0]) == Claim(LOG_ID, FIRST + 1, NO_NONCE, "n")
 
 
-def test_a_node_without_space_claims_last_and_then_leads_on() -> None:
+@pytest.mark.parametrize("lacking", ["has_space", "is_whole"])
+def test_a_node_without_space_or_with_damage_claims_last_and_then_leads_on(lacking: str) -> None:
     world = World()
     node = follower(world)
-    node.has_space = False
+    setattr(node, lacking, False)
     tick_to(node, 2.5)  # when any other has claimed
     assert is_(node.state, State.FOLLOWING)
     tick_to(node, 5.0)

@@ -37,8 +37,10 @@ if TYPE_CHECKING:
     from txmq.broker.reactor.interfaces import Clock
     from txmq.core.state.state import State
 
-# A user of the broker's own parts in this process. No user can have this name.
-OWN_USER = ".broker"
+# Users whom nobody has made: the broker's own parts in this process, and other nodes of
+# its log. No user can have such a name.
+OWN_USER, NODES = BUILT_IN = (".broker", ".nodes")
+CALLS_OF_NODES = {"log.hold", "log.read", "log.release"}
 WINDOW_S = 60.0  # in which failed logins are counted
 MAX_FAILURES = 10  # of a user from one host in this time
 HASHES_PER_S = 20  # of passwords that come by HTTP, of all peers: a tenth of a processor
@@ -140,6 +142,16 @@ class _EveryRight(Rights):
         return args
 
 
+class _NodesRights(Rights):
+    """The rights of other nodes: to copy the log."""
+
+    def allows(self, need: Need) -> bool:
+        return False
+
+    def judge_call(self, state: State, name: str, args: Any) -> Any:  # noqa: ANN401
+        return args if name in CALLS_OF_NODES else super().judge_call(state, name, args)
+
+
 class Guard:
     """Logins and rights of a broker. All methods belong to the reactor's thread."""
 
@@ -164,6 +176,7 @@ class Guard:
         self.certificate_name: Callable[[object], str | None] = lambda _transport: None
         self.own_password = secrets.token_urlsafe(32)
         self._own = scram.make_verifier(self.own_password, iterations=scram.MIN_ITERATIONS)
+        self._nodes: scram.Verifier | None = None  # None = no node copies from here
         self._fallback = secrets.token_bytes(32)
         self._hashes = TokenBucket(HASHES_PER_S, clock.seconds())
         self._strangers = TokenBucket(HASHES_OF_STRANGERS, clock.seconds())
@@ -178,10 +191,14 @@ class Guard:
         """Return whether clients must log in."""
         return bool(self._engine.state.users.by_name)
 
+    def admit_nodes(self, password: str) -> None:
+        """Let nodes log in that know a password which only nodes can know."""
+        self._nodes = scram.make_verifier(password, iterations=scram.MIN_ITERATIONS)
+
     def asks(self, login: dict[str, str] | None) -> bool:
-        """Return whether a client has to log in, or does as a part of the broker."""
-        own = login is not None and login.get("message", "").startswith(f"n,,n={OWN_USER},")
-        return own or self.has_users
+        """Return whether a client has to log in, or does as nobody's user."""
+        own = tuple(f"n,,n={name}," for name in BUILT_IN)
+        return self.has_users or (login or {}).get("message", "").startswith(own)
 
     def rights_of(self, name: str) -> Rights | None:
         """Return what a user may do; None = there is no such user."""
@@ -189,6 +206,8 @@ class Guard:
         if rights is None:
             if name == OWN_USER:
                 rights = _EveryRight(self, name, User(("admin",), (), 0, ""))
+            elif name == NODES:
+                rights = _NodesRights(self, name, User((), (), 0, ""))
             else:
                 user = self._engine.state.users.by_name.get(name)
                 if user is None:
@@ -217,10 +236,10 @@ class Guard:
 
     def certified(self, transport: object) -> Rights | None:
         """Return the rights of the user that a client's certificate names, if any. The
-        broker's own parts have no certificate: none may have their rights.
+        broker's own parts and nodes have no certificate: none may have their rights.
         """
         name = self.certificate_name(transport)
-        return None if name is None or name == OWN_USER else self.rights_of(name)
+        return None if name is None or name in BUILT_IN else self.rights_of(name)
 
     def forget(self) -> None:
         """Compile rights anew: users have changed."""
@@ -235,6 +254,8 @@ class Guard:
         """Return a user's verifier; for others a false one that looks the same."""
         if name == OWN_USER:
             return self._own
+        if name == NODES and self._nodes is not None:
+            return self._nodes
         users = self._engine.state.users
         user = users.by_name.get(name)
         fake = scram.fake_verifier(users.secret or self._fallback, name)
@@ -279,7 +300,7 @@ class Guard:
         if not known:
             self._check_hashes(peer, max(1.0, verifier.iterations / scram.ITERATIONS))
         rights = self.rights_of(user) if known or scram.is_password(verifier, password) else None
-        if rights is None or user == OWN_USER:
+        if rights is None or user in BUILT_IN:
             raise self.failed(peer, user)
         if len(self._http_logins) < MAX_CACHED:
             self._http_logins.add(seal)
@@ -347,7 +368,7 @@ class Guard:
     def failed(self, peer: str, user: str) -> LoginFailed:
         """Count a failed login, and return its error: the same for every cause."""
         self._note_failure(peer, user)
-        if user != OWN_USER:  # there is nothing to guess, and the broker's parts need it
+        if user not in BUILT_IN:  # there is nothing to guess, and the broker needs them
             self._count_failure((network_of(peer), user))
         return LoginFailed(scram.WRONG, hint=scram.WRONG_HINT)
 

@@ -342,6 +342,8 @@ CALLS: dict[str, CallNeeds] = {
     "audit.list": _always(*AUDIT),
     "log.hold": _always(*OPERATE_CLUSTER),
     "log.release": _always(*OPERATE_CLUSTER),
+    # bodies of all messages are there, and verifiers of all passwords
+    "log.read": _always(*ADMIN),
     "log.backed_up": _always(*OPERATE_CLUSTER),
     "log.restores": _always(*SHOW_CLUSTER),
     "log.accept": _always(*OPERATE_CLUSTER),

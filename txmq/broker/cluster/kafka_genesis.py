@@ -2,6 +2,7 @@
 
 The first one is the genesis: written once, read by empty nodes. Another one is that of
 a node's place, which tells whether the partition is still the one that the node read.
+The latest ones name the node that leads, from which others copy its log.
 """
 
 from __future__ import annotations
@@ -13,25 +14,29 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, Topi
 
 from txmq.broker.cluster.kafka_client import KafkaAddress, unavailable
 from txmq.broker.cluster.kafka_partition import LOST, NUMBER, SAFE_WRITES, WHOLE_READS
-from txmq.errors import ConfigError, StoreError
-from txmq.store.log.cut import ANOTHER_COPY, LONGEST_COPY
-from txmq.store.shared.records import Genesis, checksum_of, decode, encode
-from txmq.store.shared.rules import Place
+from txmq.errors import ConfigError, LogUnavailable, StoreError
+from txmq.store.log.cut import LONGEST_COPY
+from txmq.store.log_copy import CopyNeeded
+from txmq.store.shared.members import SILENT_AFTER_S
+from txmq.store.shared.records import Genesis, Member, Slice, checksum_of, decode, encode
+from txmq.store.shared.rules import NO_NONCE, Place
 
 WITHIN_S: Final = 15.0
+LOOK_BACK: Final = 4_096  # offsets before the end, where the leader may have said of itself
 
 
 def begin_log(kafka: KafkaAddress, topic: str, genesis: Genesis) -> Genesis:
     """Begin a log in an empty topic, and return how the topic's log begins: where
     several begin one, the first counts.
 
-    Raises ConfigError where the topic has something else, LogUnavailable where Kafka
-    does not take the record or does not answer.
+    Raises ConfigError where the topic has something else, CopyNeeded where the
+    beginning was removed, LogUnavailable where Kafka does not take the record or does
+    not answer.
     """
-    found = _genesis(kafka, topic)
+    found = find_genesis(kafka, topic)
     if found is None:
         _write(kafka, topic, genesis)
-        found = _genesis(kafka, topic)
+        found = find_genesis(kafka, topic)
     assert found is not None, "a record was written"
     return found
 
@@ -39,10 +44,10 @@ def begin_log(kafka: KafkaAddress, topic: str, genesis: Genesis) -> Genesis:
 def read_genesis(kafka: KafkaAddress, topic: str) -> Genesis:
     """Return what the topic begins with, for a node without a log; blocks.
 
-    Raises ConfigError where it begins with something else, LogUnavailable where Kafka
-    does not answer.
+    Raises ConfigError where it begins with something else, CopyNeeded where that was
+    removed, LogUnavailable where Kafka does not answer.
     """
-    found = _genesis(kafka, topic)
+    found = find_genesis(kafka, topic)
     if found is None:
         raise ConfigError(
             "cluster.topic", f"{topic} is empty", hint="`txmq cluster create` begins a log there"
@@ -51,13 +56,14 @@ def read_genesis(kafka: KafkaAddress, topic: str) -> Genesis:
 
 
 def require_known(kafka: KafkaAddress, topic: str, place: Place) -> None:
-    """Raise StoreError where a topic lacks the record at a place, or has another one.
-
-    What was forgotten there is not lacking: the node learns that by itself. Raises
-    LogUnavailable where Kafka does not answer.
+    """Raise StoreError where a topic lacks the record at a place, or has another one;
+    CopyNeeded where the record was removed. Raises LogUnavailable where Kafka does not
+    answer.
     """
     found = _record(kafka, topic, place.offset)
-    if found is None or (found and checksum_of(found) != place.checksum):
+    if found == b"":
+        raise CopyNeeded(f"{topic} begins behind offset {place.offset}", keep=place.whole)
+    if found is None or checksum_of(found) != place.checksum:
         raise StoreError(
             f"{topic} is not the topic that this node has read: it has no such record at"
             f" offset {place.offset}",
@@ -79,8 +85,10 @@ def _write(kafka: KafkaAddress, topic: str, genesis: Genesis) -> None:
         raise unavailable("take the first record", error)
 
 
-def _genesis(kafka: KafkaAddress, topic: str) -> Genesis | None:
-    """Return how the topic's log begins, None where it is empty. Raises ConfigError."""
+def find_genesis(kafka: KafkaAddress, topic: str) -> Genesis | None:
+    """Return how the topic's log begins, None where it is empty. Raises as
+    `read_genesis` does.
+    """
     data = _record(kafka, topic, 0)
     if data is None:
         return None
@@ -88,11 +96,10 @@ def _genesis(kafka: KafkaAddress, topic: str) -> Genesis | None:
     if isinstance(record, Genesis):
         return record
     if not data:
-        said = "has a log whose beginning was removed, as retention does"
-        hint = "begin an empty node with a copy of another one's: " + ANOTHER_COPY
-    else:
-        said, hint = "has records that are no log's", "name a topic of its own"
-    raise ConfigError("cluster.topic", f"{topic} {said}", hint=hint)
+        raise CopyNeeded(f"{topic} has a log whose beginning was removed, as retention does")
+    raise ConfigError(
+        "cluster.topic", f"{topic} has records that are no log's", hint="name a topic of its own"
+    )
 
 
 def _record(kafka: KafkaAddress, topic: str, offset: int) -> bytes | None:
@@ -120,3 +127,39 @@ def _record(kafka: KafkaAddress, topic: str, offset: int) -> bytes | None:
     finally:
         consumer.close()
     raise unavailable(f"read the record at {offset}", KafkaError(KafkaError._TIMED_OUT))
+
+
+def find_leader(kafka: KafkaAddress, topic: str) -> Member:
+    """Return what the leader says of itself, once it has; it does so every 30 s.
+
+    Raises LogUnavailable where Kafka does not answer, or nobody leads.
+    """
+    consumer, place = kafka.client(Consumer, WHOLE_READS), TopicPartition(topic, NUMBER)
+    try:
+        first, end = consumer.get_watermark_offsets(place, timeout=WITHIN_S)
+        start = TopicPartition(topic, NUMBER, max(first, end - LOOK_BACK))
+        consumer.assign([start])
+        return _leader(consumer, end)
+    except KafkaException as failed:
+        raise unavailable("name the leader", failed.args[0]) from failed
+    finally:
+        consumer.close()
+
+
+def _leader(consumer: Consumer, end: int) -> Member:
+    """Return the member who has the latest epoch, as of the offset `end` or later."""
+    said: dict[bytes, Member] = {}
+    epoch, nonce, read_to = -1, NO_NONCE, -1
+    until = time.monotonic() + SILENT_AFTER_S
+    while time.monotonic() < until:
+        message = consumer.poll(0.1)
+        if message is not None and message.error() is None:
+            record, read_to = decode(message.value() or b""), message.offset() or 0
+            if isinstance(record, Slice) and record.epoch >= epoch:  # it beats all the time
+                epoch, nonce = record.epoch, record.nonce
+            elif isinstance(record, Member) and not record.leaves:
+                said[record.nonce] = record
+        is_at_end = message is not None and message.error() is not None
+        if nonce in said and (is_at_end or read_to + 1 >= end):
+            return said[nonce]
+    raise LogUnavailable("no node leads", hint="are other nodes up?")

@@ -19,6 +19,7 @@ from txmq.broker.cluster.kafka_client import KafkaAddress
 from txmq.broker.cluster.kafka_genesis import read_genesis, require_known
 from txmq.broker.cluster.kafka_partition import KafkaPartition
 from txmq.broker.cluster.kafka_topic import check
+from txmq.broker.cluster.leaders_log import copy_from_leader, password_of
 from txmq.broker.cluster.replica import Replica
 from txmq.broker.monitoring.cluster_node import NodeNumbers
 from txmq.broker.reactor.steady_clock import ELAPSED
@@ -32,11 +33,14 @@ from txmq.version import __version__
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
+    from txmq.broker.cluster.leaders_log import LogAt
     from txmq.broker.engine.engine import Engine
     from txmq.config.broker import ClusterSettings
     from txmq.errors import NodeEnded
     from txmq.model.cluster import ClusterView
+    from txmq.store.filesystem import FileSystem
     from txmq.store.index.lmdb_tables import LmdbTables
     from txmq.store.shared.records import Genesis
 
@@ -95,6 +99,26 @@ class Membership:
     def require_known(self, place: Place) -> None:
         """Raise StoreError where the topic is not the one that this node has read."""
         self._when_answered(lambda: require_known(self._kafka, self._settings.topic, place))
+
+    @property
+    def password(self) -> str:
+        """What a node must know to copy the log of this one while it leads: who may
+        read the topic knows it.
+        """
+        return password_of(self._nonce)
+
+    def copy_log(self, fs: FileSystem, data: Path, keep: int, log_at: LogAt) -> None:
+        """Copy the log of the node that leads into a data directory, which has it up to
+        `keep`; blocks.
+        """
+        copy_from_leader(self._kafka, self._settings.topic, fs, data, keep, log_at)
+
+    def leader(self) -> tuple[str, str] | None:
+        """Return address and password of the node that leads, None while none is
+        known.
+        """
+        leader = self.view().leader
+        return leader and (leader.address, password_of(self._read_to.nonce))
 
     def forget_before(self, place: Place) -> None:
         """Have the topic forget what no node needs that has read up to a place."""

@@ -19,7 +19,7 @@ from twisted.python.failure import Failure
 
 from txmq.broker.data_directory.storage import roll_forward
 from txmq.errors import NodeEnded, StoreError
-from txmq.store.log.cut import ANOTHER_COPY, LONGEST_COPY
+from txmq.store.log.cut import LONGEST_COPY
 from txmq.store.shared.node import End, Node
 from txmq.store.shared.records import Claim, Member, PartitionRecord, Slice
 from txmq.store.shared.rules import Place
@@ -32,14 +32,13 @@ if TYPE_CHECKING:
     from txmq.store.log.writer import Flush
     from txmq.store.shared.members import Members
 
-# Memory is ahead of the log then, and a new process is not.
-FOLLOWS_AGAIN = (End.DEPOSED, End.RESIGNED, End.UNDELIVERED)
+# Memory is ahead of the log then, or behind all that the partition has.
+FOLLOWS_AGAIN = (End.DEPOSED, End.RESIGNED, End.UNDELIVERED, End.FORGOTTEN)
 _AGAIN = "start it again: it follows from where its copy ends"
-_COPY = f"empty its data directory, and begin it with a copy of another node's: {ANOTHER_COPY}"
+_COPY = "empty its data directory: it copies the log of the node that leads"
 HINTS = {
     **dict.fromkeys(FOLLOWS_AGAIN, _AGAIN),
     End.DIVERGED: f"{LONGEST_COPY}: this one is kept as it is",
-    End.FORGOTTEN: _COPY,
     End.UNSUPPORTED: "install that version here",
 }
 log = structlog.get_logger()
@@ -86,6 +85,7 @@ class Replica:
         """
         if self.node is not None and self._engine.failed is None:
             self.node.has_space = not self._engine.disk.refusing
+            self.node.is_whole = not self._engine.store.quarantined
             self.node.tick(self._seconds())
 
     # what the node tells

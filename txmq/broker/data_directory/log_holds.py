@@ -37,6 +37,10 @@ class LogHolds:
         self._held[name] = (position, self._seconds() + HOLD_S)
         return True
 
+    def __contains__(self, name: str) -> bool:
+        """Return whether there is a hold of this name."""
+        return name in self._held
+
     def release(self, name: str) -> None:
         """End a hold. Idempotent."""
         self._held.pop(name, None)

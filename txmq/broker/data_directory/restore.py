@@ -3,8 +3,8 @@
 The log keeps its id, so that inboxes know its messages. A record says where it has left
 the incarnation before, so that nobody takes it for the log that went on from there.
 
-The backup of a shared log also begins the copy of another node. That is no incarnation:
-the node goes on with what the partition has.
+A restored log may go on in a partition of its own. The directory is then the copy of a
+node that has read the partition's first record, and no other: the genesis.
 """
 
 from __future__ import annotations
@@ -14,14 +14,23 @@ from secrets import randbelow
 from typing import TYPE_CHECKING, NamedTuple
 from uuid import UUID, uuid4
 
+from txmq.broker.data_directory.storage import open_locked, write_tables
+from txmq.core import machine
 from txmq.core.events.base import KINDS, LogRestored, encode
 from txmq.crashpoints import crashpoint
 from txmq.model.units import SECOND
 from txmq.store import restore
-from txmq.store.index.environment import remove_environment
+from txmq.store.index.environment import has_environment, remove_environment
+from txmq.store.index.lmdb_tables import LmdbTables
 from txmq.store.log.integrity import KnownPositions
 from txmq.store.log.log import Log, lock_directory
+from txmq.store.log.segment import read_log_id
 from txmq.store.restore import RestorePoint, Until
+from txmq.store.shared.records import Genesis, checksum_of
+from txmq.store.shared.records import encode as encode_record
+from txmq.store.shared.rules import Place, fold
+from txmq.store.shared.stored_place import load_place, save_place
+from txmq.store.snapshot import write_snapshot
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -35,12 +44,11 @@ EVERYTHING = Until()
 
 class RestoreReport(NamedTuple):
     """A restored log: its new incarnation, and the point at which it has left the one
-    before; None for the copy of a node. `stored_to` is the time of the last record
-    before.
+    before. `stored_to` is the time of the last record before.
     """
 
     log_id: UUID
-    incarnation: UUID | None
+    incarnation: UUID
     position: int
     stored_to: int
     left_out_bytes: int  # of the backup, behind the point
@@ -56,7 +64,8 @@ def restore_log(
     *,
     is_shared: bool = False,
 ) -> RestoreReport:
-    """Make a data directory from a backup, or with `is_shared` the copy of a node.
+    """Make a data directory from a backup; with `is_shared` that of a node, whose
+    partition begins as `shared_genesis` says.
 
     Raises BackupDamaged, BackupMismatch, UnsupportedFormat, DirectoryInUse, DiskFull.
     An interrupted restore is begun anew by the next one.
@@ -78,7 +87,9 @@ def restore_log(
         remove_environment(settings.data / "index")
         restore.copy_files(fs, source, target, manifest, point.position, watch)
         crashpoint("restore.before_incarnation")
-        incarnation = None if is_shared else _begin_incarnation(fs, settings, lock, point, at)
+        incarnation = _begin_incarnation(fs, settings, lock, point, at)
+        if is_shared:
+            _begin_copy(fs, settings, lock, at)
         crashpoint("restore.after_incarnation")
         restore.end(fs, target)
     finally:
@@ -120,3 +131,34 @@ def _begin_incarnation(
     finally:
         log.close()
     return incarnation
+
+
+def _begin_copy(fs: FileSystem, settings: BrokerSettings, lock: FileLock, at: int) -> None:
+    """Let the restored log be the copy of a node that has read the genesis."""
+    log, tables, state, *_ = open_locked(fs, settings, lock, at)
+    try:
+        genesis = Genesis(log.log_id, state.boot_epoch, log.end, 0)
+        place, _counts = fold(Place(), 0, checksum_of(encode_record(genesis)), genesis)
+        save_place(tables, place)
+        machine.save(state)
+        write_tables(tables, log.end, durable=log.durable)
+        with tables.dump() as (position, rows):
+            write_snapshot(fs, str(settings.data), log.log_id, position, rows)
+    finally:
+        tables.close()
+        log.close()
+
+
+def shared_genesis(fs: FileSystem, data: Path) -> Genesis | None:
+    """Return how the partition of a restored log begins, from the directory of the node
+    that has restored it and has not been started; None for other directories.
+    """
+    log_id = read_log_id(fs, str(data))
+    if log_id is None or not has_environment(data / "index"):
+        return None
+    tables = LmdbTables.open(data / "index", log_id=log_id)
+    place = load_place(tables)
+    tables.close()
+    if place is None or place.offset or not place.epoch:
+        return None
+    return Genesis(log_id, place.epoch, place.end, 0)

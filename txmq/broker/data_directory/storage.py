@@ -34,14 +34,15 @@ from txmq.core.events.base import (
 from txmq.core.transactions import lost_records
 from txmq.core.transactions.timers import NoteSnapshot
 from txmq.errors import CorruptRecord, DiskFull, StoreError
-from txmq.store.index.environment import has_environment
+from txmq.store.index.environment import has_environment, remove_environment
 from txmq.store.index.lmdb_tables import LmdbTables
 from txmq.store.log.archive import archive_segment
-from txmq.store.log.cut import ANOTHER_COPY, cut_log
+from txmq.store.log.cut import cut_log
 from txmq.store.log.integrity import KnownPositions
 from txmq.store.log.log import Log, lock_directory
 from txmq.store.log.record import LOST, split_body
 from txmq.store.log.segment import HEADER_SIZE, read_log_id, segment_path
+from txmq.store.log_copy import CopyNeeded, is_unfinished
 from txmq.store.restore import require_served
 from txmq.store.shared.rules import Place
 from txmq.store.shared.stored_place import drop_place, load_place, save_place
@@ -50,6 +51,7 @@ from txmq.store.snapshot import (
     newest_snapshot,
     older_snapshot_position,
     read_rows,
+    remove_snapshots,
     snapshot_directory,
     snapshot_positions,
     write_snapshot,
@@ -85,10 +87,12 @@ class SharedPartition(Protocol):
     """The partition of a shared log, as the start of a node sees it."""
 
     def genesis(self) -> Genesis:
-        """Return how the log begins. Raises ConfigError where that was removed."""
+        """Return how the log begins. Raises CopyNeeded where that was removed."""
 
     def require_known(self, place: Place) -> None:
-        """Raise StoreError where the partition is not the one that was read."""
+        """Raise StoreError where the partition is not the one that was read, CopyNeeded
+        where it has forgotten what comes next.
+        """
 
 
 class OpenedDirectory(NamedTuple):
@@ -112,37 +116,37 @@ def open_directory(
     raise.
 
     With `partition` the log is a copy of a shared one. What lies behind the tables is
-    cut, once the partition is known to be the one that was read.
+    cut, once the partition is known to be the one that was read. Raises CopyNeeded
+    where the partition does not have what the copy lacks.
     """
     directory = settings.data
+    if partition is not None and is_unfinished(fs, str(directory)):
+        raise CopyNeeded(f"{directory}: a copy of another node's log has not finished")
     require_served(fs, str(directory))
     lock = lock_directory(fs, str(directory))
     try:
-        return _open_locked(fs, directory, lock, settings, now, partition)
+        return open_locked(fs, settings, lock, now, partition)
     except BaseException:
         lock.release()
         raise
 
 
-def _open_locked(
+def open_locked(
     fs: FileSystem,
-    directory: Path,
-    lock: FileLock,
     settings: BrokerSettings,
+    lock: FileLock,
     now: int,
-    partition: SharedPartition | None,
+    partition: SharedPartition | None = None,
 ) -> OpenedDirectory:
+    """Open a data directory whose lock the caller has."""
+    directory = settings.data
     with ExitStack() as opened:
-        log_id = read_log_id(fs, str(directory))
+        log_id, tables, snapshot = read_log_id(fs, str(directory)), None, None
+        known, new_log_id, created_at = KnownPositions(), uuid4(), now
         if log_id is None:
             _require_unused(fs, directory)
-        tables = None if log_id is None else LmdbTables.open(directory / "index", log_id=log_id)
-        known, snapshot, new_log_id, created_at = KnownPositions(), None, uuid4(), now
-        if tables is not None and log_id is not None:
-            opened.callback(tables.close)
-            snapshot = newest_snapshot(fs, str(directory), log_id)
-            if snapshot is not None and tables.position < snapshot.position:
-                tables.load(snapshot.position, read_rows(fs, snapshot))
+        else:
+            tables, snapshot = _open_tables(fs, directory, log_id, opened)
             known = KnownPositions(
                 tables.position, 0 if snapshot is None else snapshot.position, tables.position
             )
@@ -165,7 +169,10 @@ def _open_locked(
         except CorruptRecord as damage:
             if partition is None or tables is None:
                 raise
-            _go_back(fs, directory, tables, snapshot, partition, damage)
+            if not _go_back(fs, directory, tables, snapshot, partition, damage):
+                opened.close()
+                _empty(fs, directory)
+                return open_locked(fs, settings, lock, now, partition)
             at = tables.position
             log, report = open_log(positions=KnownPositions(at, at, at))
         opened.callback(log.close)
@@ -178,6 +185,20 @@ def _open_locked(
         replayed = _catch_up(state, log, tables)
         opened.pop_all()
     return OpenedDirectory(log, tables, state, report, indexed, replayed)
+
+
+def _open_tables(
+    fs: FileSystem, directory: Path, log_id: UUID, opened: ExitStack
+) -> tuple[LmdbTables, Snapshot | None]:
+    """Return the tables of a log as of the newest state that was stored, and the newest
+    snapshot.
+    """
+    tables = LmdbTables.open(directory / "index", log_id=log_id)
+    opened.callback(tables.close)
+    snapshot = newest_snapshot(fs, str(directory), log_id)
+    if snapshot is not None and tables.position < snapshot.position:
+        tables.load(snapshot.position, read_rows(fs, snapshot))
+    return tables, snapshot
 
 
 def _join(
@@ -196,6 +217,8 @@ def _join(
         if tables is not None:
             may_be_cut = place is not None or not tables.position
             _require_copy(directory, is_copy=may_be_cut and log_id == genesis.log_id)
+        if genesis.start != HEADER_SIZE:
+            raise CopyNeeded("the log begins with what was restored from a backup")
     else:
         partition.require_known(place)
     if tables is not None:
@@ -210,25 +233,37 @@ def _go_back(
     snapshot: Snapshot | None,
     partition: SharedPartition,
     damage: CorruptRecord,
-) -> None:
+) -> bool:
     """Have the damaged copy of a shared log end at its newest snapshot: the partition
-    has the rest. Raises CorruptRecord where that does not help.
+    has the rest. Return False where the copy has to begin anew. Raises CopyNeeded where
+    the partition does not have all of it.
     """
     place = None
     if snapshot is not None and snapshot.position < tables.position:
         tables.load(snapshot.position, read_rows(fs, snapshot))
         place = load_place(tables)
     if place is None:
-        hint = (
-            "empty this data directory: the node reads everything again, or copy another node's: "
-            + ANOTHER_COPY
-        )
-        raise CorruptRecord(damage.path, damage.position, damage.reason, hint=hint) from damage
+        try:
+            has_all = partition.genesis().start == HEADER_SIZE
+        except CopyNeeded:
+            has_all = False
+        if not has_all:
+            raise CopyNeeded(str(damage), keep=tables.position) from damage
+        structlog.get_logger().error("recover.reads_again", position=0, reason=str(damage))
+        return False
     partition.require_known(place)
     cut_log(fs, str(directory), tables.position)
     structlog.get_logger().error(
         "recover.reads_again", position=tables.position, reason=str(damage)
     )
+    return True
+
+
+def _empty(fs: FileSystem, directory: Path) -> None:
+    """Remove a copy and what was made from it. It may be interrupted."""
+    remove_environment(directory / "index")
+    remove_snapshots(fs, str(directory))
+    cut_log(fs, str(directory), 0)
 
 
 def _require_unused(fs: FileSystem, directory: Path) -> None:

@@ -143,6 +143,7 @@ def serve(
     from txmq.broker.process import run
     from txmq.broker.service import refuse_exposed
     from txmq.cli import logs
+    from txmq.cli.running_log import remote_log
     from txmq.cli.xa_thread import xa_recovery
 
     if not settings.broker.trusted_network:
@@ -165,6 +166,7 @@ def serve(
                 edges=edges,
                 inside=begin_recovery,
                 load=load,
+                log_at=remote_log,
             )
     except CannotListenError as error:
         reason = f"cannot listen on {settings.broker.listen}: {error.socketError.strerror}"

@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import time
+from contextlib import closing
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 from uuid import uuid4
 
 import typer
 
 from txmq.cli.command import CommandSession, broker_command, local_command
+from txmq.cli.commands.log_backup import Progress, UntilText, parse_until
 from txmq.cli.options import Operator, Reason
 from txmq.cli.output import FAILED, Output
 from txmq.cli.parsers import parse_log_id
+from txmq.errors import ConfigError
+
+if TYPE_CHECKING:
+    from txmq.broker.cluster.kafka_client import KafkaAddress
+    from txmq.store.restore import Until
+    from txmq.store.shared.records import Genesis
 
 app = typer.Typer(
     name="cluster",
@@ -26,6 +34,14 @@ Config = Annotated[
 ]
 Replicas = Annotated[
     int, typer.Option(min=1, metavar="NUMBER", help="Copies that Kafka keeps of the log.")
+]
+From = Annotated[
+    Path | None,
+    typer.Option(
+        "--from",
+        metavar="BACKUP",
+        help="Backup that the log begins with, restored into the node's data directory.",
+    ),
 ]
 Force = Annotated[
     bool, typer.Option("--force", help="Step down although no other node is known to follow.")
@@ -50,9 +66,17 @@ LogId = Annotated[
 
 
 @local_command(app, "create", example="txmq cluster create --config node.toml")
-def create(out: Output, *, config: Config, replicas: Replicas = 3) -> None:
+def create(
+    out: Output,
+    *,
+    config: Config,
+    replicas: Replicas = 3,
+    source: From = None,
+    until: UntilText = None,
+) -> None:
     """Make the topic of a cluster, with settings by which it loses nothing, and begin
-    an empty log in it. What is there already stays as it is, so it may be repeated.
+    an empty log in it, or with --from the log of a backup. What is there already stays
+    as it is, so it may be repeated.
     """
     from txmq.broker.cluster.kafka_client import KafkaAddress
     from txmq.broker.cluster.kafka_genesis import begin_log
@@ -62,13 +86,20 @@ def create(out: Output, *, config: Config, replicas: Replicas = 3) -> None:
     from txmq.store.log.segment import HEADER_SIZE
     from txmq.store.shared.records import Genesis
 
+    if until is not None and source is None:
+        raise typer.BadParameter("--until is a point of a backup: give --from as well")
     settings = load_cluster(config)
     kafka = KafkaAddress(settings.kafka, settings.options)
     is_made = create_topic(kafka, settings.topic, replicas)
     if not is_made:
         check(kafka, settings.topic, settings.accept)
-    genesis = Genesis(uuid4(), 0, HEADER_SIZE, time.time_ns() // 1_000)
+    if source is None:
+        genesis = Genesis(uuid4(), 0, HEADER_SIZE, time.time_ns() // 1_000)
+    else:
+        genesis = _restored(out, config, kafka, source, parse_until(until))
     found = begin_log(kafka, settings.topic, genesis)
+    if source is not None and found != genesis:
+        raise _has_another_log(settings.topic)
     out.show(
         {
             "topic": settings.topic,
@@ -77,6 +108,36 @@ def create(out: Output, *, config: Config, replicas: Replicas = 3) -> None:
             "log_begun": found == genesis,
         }
     )
+
+
+def _restored(
+    out: Output, config: Path, kafka: KafkaAddress, source: Path, until: Until
+) -> Genesis:
+    """Restore a backup into the data directory of this node, for an empty topic. Return
+    how the topic is to begin.
+    """
+    from txmq.broker.cluster.kafka_genesis import find_genesis
+    from txmq.broker.data_directory.restore import restore_log, shared_genesis
+    from txmq.config.broker import load_broker
+    from txmq.store.filesystem import RealFileSystem
+
+    fs, settings = RealFileSystem(), load_broker(config, {})
+    assert settings.cluster is not None, "its topic is there"
+    genesis = shared_genesis(fs, settings.broker.data)
+    if genesis is None:  # else an attempt before this one has restored it
+        if find_genesis(kafka, settings.cluster.topic) is not None:
+            raise _has_another_log(settings.cluster.topic)
+        with closing(Progress(out)) as progress:
+            restore_log(fs, source, settings.broker, progress, until, is_shared=True)
+        genesis = shared_genesis(fs, settings.broker.data)
+        assert genesis is not None, "it was restored"
+    return genesis
+
+
+def _has_another_log(topic: str) -> ConfigError:
+    """Return the error for a topic that is not for the log of a backup."""
+    hint = "name a topic that is not there yet: each log has one of its own"
+    return ConfigError("cluster.topic", f"{topic} has a log already", hint=hint)
 
 
 @broker_command(app, "status", example="txmq cluster status")

@@ -24,10 +24,12 @@ from txmq.cli.options import (
 from txmq.cli.output import FAILED, Output, format_time
 from txmq.cli.parsers import is_number, parse_bytes, parse_time
 from txmq.cli.status_line import StatusLine
+from txmq.errors import ConfigError
 
 if TYPE_CHECKING:
     from txmq.cli.running_log import RunningLog
     from txmq.store.backup import BackupReport
+    from txmq.store.restore import Until
     from txmq.tx.postgres.inbox_lost import LostEffects
 
 DEFAULT_RATE: Final = "32MiB"  # bytes per second; docs/FIGURES.md has what it costs
@@ -194,37 +196,39 @@ def restore(
 ) -> None:
     """Restore a backup into an empty directory. What was stored after its end, or after
     --until, is lost; clients notice by the log's incarnation, which is another one.
-    Settings with a section [cluster] make the copy of a node, which loses nothing: it
-    reads the rest from the partition.
     """
     from txmq.broker.data_directory.restore import restore_log
     from txmq.store.filesystem import RealFileSystem
-    from txmq.store.restore import Until
 
-    point = Until()
-    if until is not None:
-        point = Until(position=int(until)) if is_number(until) else Until(time=parse_time(until))
     settings = offline_settings(data, config)
-    is_shared = settings.cluster is not None
-    if is_shared and until is not None:
-        raise typer.BadParameter("a node's copy has what the partition has: leave out --until")
+    if settings.cluster is not None:
+        raise ConfigError(
+            "cluster",
+            "a node copies the log of the one that leads, when it is started",
+            hint="`txmq cluster create --from BACKUP` begins the log of a cluster",
+        )
     with closing(Progress(out)) as progress:
         report = restore_log(
-            RealFileSystem(), source, settings.broker, progress, point, is_shared=is_shared
+            RealFileSystem(), source, settings.broker, progress, parse_until(until)
         )
     out.show(
         report._asdict()
         | {
             "log_id": str(report.log_id),
-            "incarnation": None if report.incarnation is None else str(report.incarnation),
+            "incarnation": str(report.incarnation),
             "stored_to": format_time(report.stored_to),
         }
     )
-    out.print_note(
-        "Start the node: it reads from the partition what was stored later."
-        if is_shared
-        else "What was stored later is lost. What databases have of it: txmq log lost DSN"
-    )
+    out.print_note("What was stored later is lost. What databases have of it: txmq log lost DSN")
+
+
+def parse_until(text: str | None) -> Until:
+    """Return the point of a restore; None = all of the backup."""
+    from txmq.store.restore import Until
+
+    if text is None:
+        return Until()
+    return Until(position=int(text)) if is_number(text) else Until(time=parse_time(text))
 
 
 def lost(

@@ -18,7 +18,6 @@ from txmq.store.log.segment import list_segments, log_directory
 
 MARK = "diverged"
 # what an operator does about a node's copy, for hints
-ANOTHER_COPY = "`txmq log backup`, and `txmq log restore --config` with its section [cluster]"
 LONGEST_COPY = (
     "find out which copy of the log is longest (txmq log verify --data DIR)"
     " before you start anything again"

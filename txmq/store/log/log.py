@@ -12,7 +12,7 @@ Positions are byte offsets over all segments; `segment` and `record` define the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import NamedTuple, Self
 from uuid import UUID, uuid4
 
@@ -283,6 +283,10 @@ class Log:
         ]
         self.quarantined = (*self.quarantined, *new)
         return new
+
+    def trust(self, mended: Collection[Damage]) -> None:
+        """Read spans again that were damaged, and have been written anew."""
+        self.quarantined = tuple(one for one in self.quarantined if one not in mended)
 
     def segments(self) -> list[SegmentInfo]:
         """Return the segments, first to last; the last one ends at `end`."""

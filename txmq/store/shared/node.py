@@ -25,8 +25,9 @@ follower waits at most can only be deposed: each of them has claimed, unless the
 partition is away for all. It does not wait until it learns that, because its clients
 would wait with it.
 
-Space. A node without space on its disk claims after all that have some. A leader that
-loses it steps down once: where it comes to lead again, there is nobody else.
+Space. A node without space on its disk, or with damage in its copy, claims after all
+others. A leader that loses its space steps down once: where it comes to lead again,
+there is nobody else.
 """
 
 from __future__ import annotations
@@ -83,13 +84,13 @@ class State(StrEnum):
 
 
 class End(StrEnum):
-    """Why a node ended. After the first three it starts again as a follower."""
+    """Why a node ended. After the first four it starts again as a follower."""
 
     DEPOSED = "another node leads"
     RESIGNED = "stepped down"
     UNDELIVERED = "the partition did not take a record for certain"
+    FORGOTTEN = "the partition begins after what was read"
     DIVERGED = "the partition is not the one that was read"
-    FORGOTTEN = "the partition begins after what was read: copy the log of another node"
     UNSUPPORTED = "a later version of txmq writes to the partition: upgrade this node"
 
 
@@ -135,8 +136,9 @@ class Node:
     """A node of a shared log, from its start to its end.
 
     `place` is what the node's copy of the log knows of the partition. `nonce` are 16
-    random bytes of this object. `has_space` is told from outside: whether the node's
-    disk has space for a leader's writes.
+    random bytes of this object. Two things are told from outside: `has_space`, whether
+    the node's disk has space for a leader's writes; `is_whole`, whether its copy of the
+    log has no damage that is known.
     """
 
     def __init__(
@@ -152,7 +154,7 @@ class Node:
         timing: Timing = DEFAULT_TIMING,
     ) -> None:
         self.state = State.FOLLOWING
-        self.has_space = self._had_space = True
+        self.has_space = self._had_space = self.is_whole = True
         self.place = place
         self.has_caught_up = False  # once, since it began
         # For operators: claims that were read, questions of rule B, and times.
@@ -203,13 +205,18 @@ class Node:
             self._is_slice_read, self._slice_read_at = False, now
         if self.state is State.LEADING:
             self._lead_on()
-        elif now - self._quiet_since >= self._patience + (0 if self.has_space else self._longest_s):
+        elif now - self._quiet_since >= self._patience + self._delay_s:
             if self.state is State.CLAIMING and self._in_flight is None:
                 # A reader that stands still looks like silence: its node would depose
                 # one leader after the other.
                 self._finish(End.UNDELIVERED, "its own claim was taken, and it does not read it")
             else:
                 self.claim(now)
+
+    @property
+    def _delay_s(self) -> float:
+        """How much later than others the node claims."""
+        return 0 if self.has_space and self.is_whole else self._longest_s
 
     def claim(self, now: float) -> bool:
         """Try to become the leader. Return False where that has to wait.

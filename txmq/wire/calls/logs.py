@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field, StringConstraints
 
 from txmq.wire.calls.arguments import Args, Name, Reason
 
+MOST_READ = 256 << 10
 HoldName = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{32}$")]
 
 
@@ -21,6 +22,17 @@ class LogHold(LogRelease):
     """A hold of the log from `position` on, for a backup; again = for longer."""
 
     position: Annotated[int, Field(ge=0, lt=1 << 63)] = 0
+
+
+class LogRead(Args):
+    """Bytes of a file of the log, for the copy of another node: of the segment that
+    begins at `position`, or of the snapshot of that position.
+    """
+
+    file: Literal["segment", "snapshot"]
+    position: Annotated[int, Field(ge=0, lt=1 << 63)]
+    offset: Annotated[int, Field(ge=0, lt=1 << 63)]
+    size: Annotated[int, Field(ge=0, le=MOST_READ)]
 
 
 class LogBackedUp(Args):

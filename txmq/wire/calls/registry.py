@@ -145,6 +145,7 @@ CALLS: dict[str, type[Args]] = {
     "message.deliveries": messages.MessageDeliveries,
     "audit.list": audit.AuditList,
     "log.hold": logs.LogHold,
+    "log.read": logs.LogRead,
     "log.release": logs.LogRelease,
     "log.backed_up": logs.LogBackedUp,
     "log.restores": logs.LogRestores,
