@@ -21,7 +21,6 @@ from __future__ import annotations
 
 from collections import deque
 from functools import partial
-from itertools import product
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import structlog
@@ -327,22 +326,17 @@ class Engine:
             except Exception:
                 self.fail(Failure())  # the record is not written, so a restart is without it
                 raise
-            if kind is OperatorActed:
+            for listener in self._listeners.get(kind, ()):
+                self._call(listener, event, context)
+            if kind is OperatorActed or batched.BATCHED_EVENTS.get(kind) in self._listeners:
                 self._call_for_parts(event, context)
-            elif (member := batched.MEMBER_EVENTS.get(kind)) is None:
-                for listener in self._listeners.get(kind, ()):
-                    self._call(listener, event, context)
-            elif listeners := self._listeners.get(member):
-                events = batched.events_in(event, context)
-                for (one, its_context), listener in product(events, listeners):
-                    self._call(listener, one, its_context)
         if self.state.topics_with_new_entries:
             self._new_entries.append((end, self.state.topics_with_new_entries.copy()))
             self.state.topics_with_new_entries.clear()
         return end
 
     def _call_for_parts(self, event: Event, context: RecordContext) -> None:
-        """Call the listeners of each part of an operator's change."""
+        """Call the listeners of each event in a batch, or in an operator's change."""
         for one, its_context in batched.events_in(event, context):
             for listener in self._listeners.get(type(one), ()):
                 self._call(listener, one, its_context)
