@@ -194,7 +194,7 @@ def test_bodies_that_are_far_larger_than_their_batches_are_judged_in_many_steps(
     send(client, *large, order(17))
     send(client, *large, producer=2)
 
-    def noted(view: Any, row: int, _content: Any) -> bool:
+    def noted(_query: search.SearchQuery, view: Any, row: int) -> bool:
         judged[-1] += len(view.bodies[row])
         return bool(view.keys[row] == "key-17")
 
@@ -204,7 +204,7 @@ def test_bodies_that_are_far_larger_than_their_batches_are_judged_in_many_steps(
         judged.append(0)
         return real(self, partitions, offset)
 
-    monkeypatch.setattr(search, "has_content", noted)
+    monkeypatch.setattr(search.SearchQuery, "wants", noted)
     monkeypatch.setattr(search.Search, "page", page)
     assert places(found(broker, body="$.order.id=17")) == [(0, 10)]
     assert sum(judged) >= 20_000
