@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from txmq.cli.command import PAGE, CommandSession
+from txmq.cli.command import CommandSession
 from txmq.cli.parsers import parse_body_criterion, parse_duration, parse_header_criterion
 from txmq.cli.status_line import StatusLine
 from txmq.client.protocol.calls import calls_by
@@ -65,7 +65,7 @@ class SearchBounds:
         self._line.clear()
 
 
-def search_everywhere(
+def search_messages(
     session: CommandSession,
     wanted: dict[str, Any],
     limit: int,
@@ -73,7 +73,7 @@ def search_everywhere(
     *,
     after: Any = None,  # noqa: ANN401  # `next` of another search
 ) -> Searched:
-    """Search all topics, by criteria of `message.search`."""
+    """Search all topics, or the one that is named: see `search_steps`."""
     bounds, call = bounds or SearchBounds(), calls_by(session.client.call)
     steps = search_steps(call, wanted, limit, told=bounds.go_on, after=after, within_ms=CALL_MS)
     try:
@@ -82,38 +82,7 @@ def search_everywhere(
         bounds.clear()
 
 
-def search_topic(
-    session: CommandSession,
-    topic: str,
-    wanted: dict[str, Any],
-    limit: int,
-    bounds: SearchBounds,
-    *,
-    after: Any = None,  # noqa: ANN401  # `next` of another search
-) -> Searched:
-    """Search one topic, by criteria of `message.find`."""
-    searched = Searched([], after, topic, 0)
-    try:
-        while True:
-            size = min(limit - len(searched.messages), PAGE)
-            page = session.client.call(
-                "message.find", topic=topic, **wanted, after=searched.next, limit=size
-            )
-            following = page["next"]
-            searched = Searched(
-                [*searched.messages, *page["messages"]],
-                following,
-                None if following is None else f"{topic}/{following[0]}/{following[1]}",
-                searched.read + page.get("read", 0),
-            )
-            is_over = following is None or len(searched.messages) >= limit
-            if is_over or not bounds.go_on(searched):
-                return searched
-    finally:
-        bounds.clear()
-
-
 def find_by_id(session: CommandSession, message: str) -> dict[str, Any] | None:
     """Return a message of any topic by its id, with its body."""
-    found = search_everywhere(session, {"id": message, "bodies": True}, 1).messages
+    found = search_messages(session, {"id": message, "bodies": True}, 1).messages
     return found[0] if found else None

@@ -17,7 +17,7 @@ from txmq.cli.message_search import (
     MostRead,
     SearchBounds,
     Within,
-    search_everywhere,
+    search_messages,
 )
 from txmq.cli.options import MessageIdFilter, StoredFrom
 from txmq.cli.output import FAILED
@@ -98,7 +98,7 @@ def _search(
 ) -> Searched:
     """Return what criteria find, and what follows from it, with their lives."""
     call = calls_by(session.client.call)
-    searched = search_everywhere(session, wanted, limit, bounds)
+    searched = search_messages(session, wanted, limit, bounds)
     try:
         searched = run(followed_steps(call, searched, limit, told=bounds.go_on))
     finally:

@@ -88,20 +88,26 @@ async def search_steps(
     after: Any = None,  # noqa: ANN401  # `next` of another search
     within_ms: int | None = None,
 ) -> Searched:
-    """Search for messages in all topics, by criteria of `message.search`, until so many
-    are found or `told` ends it. A call takes `within_ms` at most, None = no limit.
+    """Search for messages in all topics, by criteria of `message.search`, or in the one
+    that is named, by those of `message.find`, until so many are found or `told` ends
+    it. A call in all topics takes `within_ms` at most, None = no limit.
     """
+    topic = wanted.get("topic")
+    name = "message.search" if topic is None else "message.find"
+    bound = {"within_ms": within_ms} if topic is None else {}
     found: list[dict[str, Any]] = []
     read = 0
     while True:
         size = min(limit - len(found), PAGE)
-        args = {**wanted, "after": after, "limit": size, "within_ms": within_ms}
-        page = await call("message.search", args)
+        page = await call(name, {**wanted, **bound, "after": after, "limit": size})
         found += page["messages"]
         after, read = page["next"], read + page.get("read", 0)
         if wanted.get("id") is not None and found:
             after = None
-        searched = Searched(found, after, None if after is None else page["at"], read)
+        at = None
+        if after is not None:
+            at = page["at"] if topic is None else "/".join(map(str, (topic, *after)))
+        searched = Searched(found, after, at, read)
         if after is None or len(found) >= limit or (told is not None and not told(searched)):
             return searched
 
