@@ -11,7 +11,7 @@ from txmq.cli.command import CommandSession
 from txmq.cli.parsers import parse_body_criterion, parse_duration, parse_header_criterion
 from txmq.cli.status_line import StatusLine
 from txmq.client.protocol.calls import calls_by
-from txmq.client.protocol.lives import Searched, search_steps
+from txmq.client.protocol.lives import Searched, search_messages
 from txmq.faces import run
 
 CALL_MS = 1_000  # of a search in all topics, between two looks at its bounds
@@ -65,7 +65,7 @@ class SearchBounds:
         self._line.clear()
 
 
-def search_messages(
+def bounded_search(
     session: CommandSession,
     wanted: dict[str, Any],
     limit: int,
@@ -73,16 +73,16 @@ def search_messages(
     *,
     after: Any = None,  # noqa: ANN401  # `next` of another search
 ) -> Searched:
-    """Search all topics, or the one that is named: see `search_steps`."""
+    """Search all topics, or the one that is named: see `search_messages`."""
     bounds, call = bounds or SearchBounds(), calls_by(session.client.call)
-    steps = search_steps(call, wanted, limit, told=bounds.go_on, after=after, within_ms=CALL_MS)
+    found = search_messages(call, wanted, limit, told=bounds.go_on, after=after, within_ms=CALL_MS)
     try:
-        return run(steps)
+        return run(found)
     finally:
         bounds.clear()
 
 
 def find_by_id(session: CommandSession, message: str) -> dict[str, Any] | None:
     """Return a message of any topic by its id, with its body."""
-    found = search_messages(session, {"id": message, "bodies": True}, 1).messages
+    found = bounded_search(session, {"id": message, "bodies": True}, 1).messages
     return found[0] if found else None

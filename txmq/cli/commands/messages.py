@@ -14,8 +14,8 @@ from txmq.cli.message_search import (
     MostRead,
     SearchBounds,
     Within,
+    bounded_search,
     find_by_id,
-    search_messages,
 )
 from txmq.cli.options import (
     KeyFilter,
@@ -155,7 +155,7 @@ def find(  # noqa: PLR0913  # its options
     else:
         place = {}
     wanted |= place | {"start": start, "end": end, "bodies": True}
-    found = search_messages(session, wanted, limit, bounds, after=at)
+    found = bounded_search(session, wanted, limit, bounds, after=at)
     rows = list(map(with_decoded_body, found.messages))
     shown = {"messages": rows, "more": found.next is not None, "read": found.read}
     following = {"next": found.next} if session.out.as_json else {}
