@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from txmq.core.state.consumer_groups import ConsumerGroup
     from txmq.core.steps import Steps
     from txmq.wire.calls import letters as wire
+    from txmq.wire.calls.consumers import OperatorArgs
 
 UNREADABLE: dict[str, Any] = {
     "key": None,
@@ -360,46 +361,32 @@ class DeadLetterCalls:
     def replay(self, call: CallContext, args: wire.DlqReplay) -> None:
         note = operator_note(args)
         self._change(
-            call,
-            args,
-            lambda letters: audited(
-                "dlq.replay",
-                operators.group(args.group),
-                args,
-                core.ReplayLetters(args.group, letters, note),
-            ),
+            call, "dlq.replay", args, lambda letters: core.ReplayLetters(args.group, letters, note)
         )
 
     def abandon(self, call: CallContext, args: wire.DlqAbandon) -> None:
         by, reason = args.operator or "", args.reason
         self._change(
             call,
+            "dlq.abandon",
             args,
-            lambda letters: audited(
-                "dlq.abandon",
-                operators.group(args.group),
-                args,
-                core.AbandonLetters(args.group, letters, reason, by),
-            ),
+            lambda letters: core.AbandonLetters(args.group, letters, reason, by),
         )
 
     def retry(self, change: core.RetryChange, call: CallContext, args: wire.DlqReplay) -> None:
         """Change messages that are retried."""
-        by, of_group = operator_note(args), operators.group(args.group)
+        by = operator_note(args)
         self._change(
             call,
+            f"retry.{change.name.lower()}",
             args,
-            lambda messages: audited(
-                f"retry.{change.name.lower()}",
-                of_group,
-                args,
-                core.ChangeRetries(args.group, change, messages, args.reason, by),
-            ),
+            lambda messages: core.ChangeRetries(args.group, change, messages, args.reason, by),
         )
 
     def _change(
         self,
         call: CallContext,
+        name: str,
         args: wire.DlqReplay,
         command: Callable[[tuple[core.TopicOffset, ...]], object],
     ) -> None:
@@ -410,7 +397,7 @@ class DeadLetterCalls:
             return
         if args.letters:
             answer = then(call.answer, lambda reply: reply._asdict())
-            self._engine.submit(command(args.letters), answer)
+            self._submit(name, args, command(args.letters), answer)
             return
 
         def found(page: dict[str, Any] | Rejected) -> None:
@@ -422,7 +409,7 @@ class DeadLetterCalls:
             def changed(reply: Any) -> dict[str, Any]:  # noqa: ANN401  # a LettersReply
                 return {"done": reply.done, "refused": (*reply.refused, *unknown), **page}
 
-            self._engine.submit(command(letters), then(call.answer, changed))
+            self._submit(name, args, command(letters), then(call.answer, changed))
 
         self.turns.run(call.reader, self.next_places(args, MAX_LETTERS), found)
 
@@ -455,14 +442,13 @@ class DeadLetterCalls:
 
     def note_exported(self, call: CallContext, args: wire.DlqExported) -> None:
         command = NoteExported(args.group, args.letters, operator_note(args))
-        acted = audited("dlq.exported", operators.group(args.group), args, command)
-        self._engine.submit(acted, then(call.answer, lambda reply: reply._asdict()))
+        answer = then(call.answer, lambda reply: reply._asdict())
+        self._submit("dlq.exported", args, command, answer)
 
     def try_one(self, call: CallContext, args: wire.DlqTry) -> None:
         letter = (args.topic, args.partition, args.offset)
         command = TryLetter(args.group, letter, args.member, operator_note(args))
-        acted = audited("dlq.try", operators.group(args.group), args, command)
-        self._engine.submit(acted, then(call.answer, lambda reply: reply._asdict()))
+        self._submit("dlq.try", args, command, then(call.answer, lambda reply: reply._asdict()))
 
     def tried(self, call: CallContext, args: wire.DlqTried) -> None:
         letter = (args.topic, args.partition, args.offset)
@@ -473,12 +459,13 @@ class DeadLetterCalls:
     def note(self, call: CallContext, args: wire.DlqNote) -> None:
         by = operator_note(args)
         command = letter_notes.NoteFingerprint(args.group, args.fingerprint, args.text, by)
-        self._submit(audited("dlq.note", operators.group(args.group), args, command), call.answer)
+        self._submit("dlq.note", args, command, then(call.answer, lambda _reply: {}))
 
     def save(self, call: CallContext, args: wire.DlqSave) -> None:
         text = "" if args.select is None else args.select.model_dump_json(exclude_defaults=True)
         command = letter_notes.SaveSelection(args.name, text, operator_note(args), call.user)
-        self._submit(audited("dlq.save", f"selection:{args.name}", args, command), call.answer)
+        acted = audited("dlq.save", f"selection:{args.name}", args, command)
+        self._engine.submit(acted, then(call.answer, lambda _reply: {}))
 
     def saved(self, call: CallContext, args: wire.DlqSaved) -> None:
         known = dict(letter_notes.selections(self.state))
@@ -492,8 +479,9 @@ class DeadLetterCalls:
         ]
         self._engine.answer_when_durable(call.answer, {"selections": found, "next": page.following})
 
-    def _submit(self, command: object, answer: Answer) -> None:
-        self._engine.submit(command, then(answer, lambda _reply: {}))
+    def _submit(self, name: str, args: OperatorArgs, command: object, answer: Answer) -> None:
+        """Submit an operator's change of a group's letters."""
+        self._engine.submit(audited(name, operators.group(args.group), args, command), answer)
 
 
 def core_selection(args: SelectionArgs) -> LetterSelection:
