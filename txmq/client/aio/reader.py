@@ -14,7 +14,7 @@ from functools import partial
 from typing import ParamSpec, Self, TypeVar
 from uuid import UUID
 
-from txmq.client.aio.closing import AioCloseable
+from txmq.client.aio.closing import AsyncCloseable
 from txmq.client.aio.connection import AioConnection, PersistentConnection
 from txmq.client.aio.core import AioCore, finish
 from txmq.client.aio.loop import expire
@@ -48,7 +48,7 @@ T = TypeVar("T")
 log = get_logger()
 
 
-class Receiving(AioCloseable):
+class Receiving(AsyncCloseable):
     """The waits for a reader, of one broker or of several, in one coroutine."""
 
     closed: bool
