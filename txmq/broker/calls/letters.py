@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from txmq.batch import BatchView, single_row
 from txmq.broker.calls import operators
-from txmq.broker.calls.dispatcher import Answer, CallContext, Handler, then
+from txmq.broker.calls.dispatcher import CallContext, Handler, then
 from txmq.broker.calls.operators import audited, operator_note
 from txmq.broker.calls.pages import page_of
 from txmq.broker.engine.log_reader import read_batches
@@ -360,15 +360,12 @@ class DeadLetterCalls:
 
     def replay(self, call: CallContext, args: wire.DlqReplay) -> None:
         note = operator_note(args)
-        self._change(
-            call, "dlq.replay", args, lambda letters: core.ReplayLetters(args.group, letters, note)
-        )
+        self._change(call, args, lambda letters: core.ReplayLetters(args.group, letters, note))
 
     def abandon(self, call: CallContext, args: wire.DlqAbandon) -> None:
         by, reason = args.operator or "", args.reason
         self._change(
             call,
-            "dlq.abandon",
             args,
             lambda letters: core.AbandonLetters(args.group, letters, reason, by),
         )
@@ -378,7 +375,6 @@ class DeadLetterCalls:
         by = operator_note(args)
         self._change(
             call,
-            f"retry.{change.name.lower()}",
             args,
             lambda messages: core.ChangeRetries(args.group, change, messages, args.reason, by),
         )
@@ -386,7 +382,6 @@ class DeadLetterCalls:
     def _change(
         self,
         call: CallContext,
-        name: str,
         args: wire.DlqReplay,
         command: Callable[[tuple[core.TopicOffset, ...]], object],
     ) -> None:
@@ -396,8 +391,7 @@ class DeadLetterCalls:
             call.answer(Rejected(BadRequest, message, "send either letters or a selection"))
             return
         if args.letters:
-            answer = then(call.answer, lambda reply: reply._asdict())
-            self._submit(name, args, command(args.letters), answer)
+            self._submit(call, args, command(args.letters), lambda reply: reply._asdict())
             return
 
         def found(page: dict[str, Any] | Rejected) -> None:
@@ -409,7 +403,7 @@ class DeadLetterCalls:
             def changed(reply: Any) -> dict[str, Any]:  # noqa: ANN401  # a LettersReply
                 return {"done": reply.done, "refused": (*reply.refused, *unknown), **page}
 
-            self._submit(name, args, command(letters), then(call.answer, changed))
+            self._submit(call, args, command(letters), changed)
 
         self.turns.run(call.reader, self.next_places(args, MAX_LETTERS), found)
 
@@ -442,13 +436,12 @@ class DeadLetterCalls:
 
     def note_exported(self, call: CallContext, args: wire.DlqExported) -> None:
         command = NoteExported(args.group, args.letters, operator_note(args))
-        answer = then(call.answer, lambda reply: reply._asdict())
-        self._submit("dlq.exported", args, command, answer)
+        self._submit(call, args, command, lambda reply: reply._asdict())
 
     def try_one(self, call: CallContext, args: wire.DlqTry) -> None:
         letter = (args.topic, args.partition, args.offset)
         command = TryLetter(args.group, letter, args.member, operator_note(args))
-        self._submit("dlq.try", args, command, then(call.answer, lambda reply: reply._asdict()))
+        self._submit(call, args, command, lambda reply: reply._asdict())
 
     def tried(self, call: CallContext, args: wire.DlqTried) -> None:
         letter = (args.topic, args.partition, args.offset)
@@ -459,12 +452,12 @@ class DeadLetterCalls:
     def note(self, call: CallContext, args: wire.DlqNote) -> None:
         by = operator_note(args)
         command = letter_notes.NoteFingerprint(args.group, args.fingerprint, args.text, by)
-        self._submit("dlq.note", args, command, then(call.answer, lambda _reply: {}))
+        self._submit(call, args, command, lambda _reply: {})
 
     def save(self, call: CallContext, args: wire.DlqSave) -> None:
         text = "" if args.select is None else args.select.model_dump_json(exclude_defaults=True)
         command = letter_notes.SaveSelection(args.name, text, operator_note(args), call.user)
-        acted = audited("dlq.save", f"selection:{args.name}", args, command)
+        acted = audited(call.name, f"selection:{args.name}", args, command)
         self._engine.submit(acted, then(call.answer, lambda _reply: {}))
 
     def saved(self, call: CallContext, args: wire.DlqSaved) -> None:
@@ -479,9 +472,16 @@ class DeadLetterCalls:
         ]
         self._engine.answer_when_durable(call.answer, {"selections": found, "next": page.following})
 
-    def _submit(self, name: str, args: OperatorArgs, command: object, answer: Answer) -> None:
+    def _submit(
+        self,
+        call: CallContext,
+        args: OperatorArgs,
+        command: object,
+        make: Callable[[Any], dict[str, Any]],
+    ) -> None:
         """Submit an operator's change of a group's letters."""
-        self._engine.submit(audited(name, operators.group(args.group), args, command), answer)
+        acted = audited(call.name, operators.group(args.group), args, command)
+        self._engine.submit(acted, then(call.answer, make))
 
 
 def core_selection(args: SelectionArgs) -> LetterSelection:
