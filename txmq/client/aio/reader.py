@@ -117,6 +117,8 @@ class Receiving(AsyncCloseable):
         if self._receiver is not None and not self._receiver.done():
             self._receiver.set_result(None)
 
+    # Twisted's face takes the next two from this class, whatever the reader is.
+
     async def commit(self) -> None:
         """Save the positions now; the last message counts as processed."""
         await self._commit()
