@@ -116,8 +116,8 @@ class FollowerParts(NamedTuple):
 
 
 class Edge(Protocol):
-    """What listens beside the broker, such as the admin pages. Both give an
-    IListeningPort, the same one where both are called.
+    """A server beside the broker's, such as that of the admin pages. Both methods give
+    an IListeningPort, the same one where both are called.
     """
 
     async def follow(self, parts: FollowerParts) -> Any:  # noqa: ANN401
@@ -534,7 +534,7 @@ class BrokerService:
 
     @property
     def hands_over(self) -> bool:
-        """Whether it ends for another node to lead, and is to follow that one."""
+        """True if it ends for another node to lead, and is to follow that one."""
         return self._cluster is not None and self._cluster.hands_over
 
     def undecided(self) -> int:

@@ -1,4 +1,4 @@
-"""What a connection's URL means: the broker's address, and the names of topics."""
+"""The broker's address and the names of topics, of a connection's URL."""
 
 from __future__ import annotations
 

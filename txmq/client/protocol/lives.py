@@ -36,8 +36,9 @@ class Trace(NamedTuple):
 
 
 class Searched(NamedTuple):
-    """What a search has found. It has come to `next`, in the topic `at`; None = the
-    end. So many messages were `read` for it. `cut`: more were found than the limit.
+    """The messages that a search has found. It has come to `next`, in the topic `at`;
+    None = the end. So many messages were `read` for it. `cut`: more were found than
+    the limit.
     """
 
     messages: list[dict[str, Any]]

@@ -166,8 +166,8 @@ class ConsumerSettings:
 
     @property
     def filter(self) -> str:
-        """What the member takes, for operators and for the comparison with other
-        members; "" = everything. The end of a long one is its digest.
+        """A text of the messages that the member takes, for operators and for the
+        comparison with other members; "" = all. The end of a long one is its digest.
         """
         parts = []
         if self.tags is not None:
