@@ -72,6 +72,10 @@ class _PendingReply(NamedTuple):
     requester: Requester
 
 
+def _ignore(reply: object) -> None:
+    """Deliver a reply to nobody."""
+
+
 class Engine:
     """Takes commands, gives durable replies. All methods belong to the reactor's
     thread.
@@ -168,13 +172,13 @@ class Engine:
     def submit(
         self,
         command: object,
-        deliver: Deliver,
+        deliver: Deliver = _ignore,
         *,
         early: FlushEvery | None = None,
         messages: int = 1,
     ) -> None:
         """Decide a command. `deliver` gets the reply, or a Rejected, once everything
-        that it rests on is durable.
+        that it rests on is durable. Without it the state alone says what has changed.
 
         `early`: the reply, to sends and acks only, need not wait for the disk; a sync
         follows by this policy.
@@ -513,7 +517,7 @@ class Engine:
         """
         if self.store.end > self.store.durable:
             # a reply that waits for the disk lets no asynchronous flush wait
-            waits = _PendingReply(self.store.end, lambda _: None, None, self.requester)
+            waits = _PendingReply(self.store.end, _ignore, None, self.requester)
             self._pending.append(waits)
             self._plan_flush()
         return self.store.end == self.store.durable
