@@ -74,8 +74,8 @@ class Messaging:
 
     @property
     def exception_handlers(self) -> dict[Any, Any]:
-        """What the application is to have: errors that a repetition may avoid are
-        answered with 503 and Retry-After. Others stay errors.
+        """Handlers for the application: they answer errors that a repetition may avoid
+        with 503 and Retry-After. Others stay errors.
         """
         return {TxmqError: _answer}
 

@@ -51,6 +51,9 @@ NEWS: Final = StructType(
         StructField("messages", LongType()),
     ]
 )
+_ARROW_NEWS: Final = to_arrow_schema(NEWS)
+Batches = Iterator[pa.RecordBatch]
+Judge = Callable[[Any, "Iterable[pd.DataFrame]", "GroupState"], "Iterator[pd.DataFrame]"]
 # Alerts of a batch depend on its letters, and so does the time that a batch takes.
 BATCH_LETTERS: Final = 100_000
 BATCH_MESSAGES: Final = 1_000_000
@@ -155,9 +158,6 @@ def groups_of_topics(url: str, groups: Iterable[str]) -> dict[str, list[str]]:
     return found
 
 
-Batches = Iterator[pa.RecordBatch]
-
-
 def message_counter(
     groups: Mapping[str, list[str]], rules: WatchRules
 ) -> Callable[[Batches], Batches]:
@@ -177,10 +177,6 @@ def message_counter(
             yield pa.RecordBatch.from_pylist(rows, _ARROW_NEWS)
 
     return count
-
-
-_ARROW_NEWS: Final = to_arrow_schema(NEWS)
-Judge = Callable[[Any, "Iterable[pd.DataFrame]", "GroupState"], "Iterator[pd.DataFrame]"]
 
 
 def group_judge(rules: WatchRules) -> Judge:

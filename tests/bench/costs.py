@@ -71,7 +71,7 @@ COSTS: Final[dict[str, Cost]] = {
     "64 outstanding sends": Cost(894, 381, 3, 0, 0),
     "half message and commit": Cost(158, 271, 2, 0, 0),
     "row and message": Cost(242, 280, 2, 4, 4),
-    "row and message, asyncio": Cost(367, 280, 2, 4, 4),
+    "row and message, asyncio": Cost(366, 280, 2, 4, 4),
     "64 acked messages": Cost(1358, 244, 2, 0, 0),
     "64 messages with an inbox": Cost(6244, 244, 2, 448, 129),
 }

@@ -8,7 +8,7 @@ from typing import Any
 from examples.order_flow import careful_replay
 from tests.broker.calls.test_plan_calls import Desk
 from txmq.client.protocol.calls import calls_by
-from txmq.client.protocol.letter_changes import change_steps
+from txmq.client.protocol.letter_changes import change_letters
 from txmq.client.protocol.plans import PlanLetterPages, PlannedLetter, PlanStatus, parse_status
 from txmq.faces import run
 
@@ -53,7 +53,7 @@ class Shop:
         return DeskPlan(self, name)
 
     def replay_letters(self, group: str, letters: Any, **by: Any) -> Any:
-        return run(change_steps(calls_by(self.ask), "dlq.replay", group, letters, None, {}, **by))
+        return run(change_letters(calls_by(self.ask), "dlq.replay", group, letters, None, {}, **by))
 
     def work(self) -> None:
         self.desk.work(lambda _offset: self.broken)

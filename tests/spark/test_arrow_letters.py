@@ -145,7 +145,7 @@ def test_pages_without_bodies_come_one_ahead_and_end_with_the_range(
         assert next(listed)["number"] == 2
         assert asked == [1, 3]
         assert link.call("topic.show", name=topic)["partitions"] == 1  # meanwhile
-        link._disconnect()  # the page that is on its way is asked for again
+        link.close()  # the page that is on its way is asked for again
         assert [letter["number"] for letter in listed] == [3, 4, 5, 6]
         assert asked == [1, 3, 5]
         assert [one["number"] for one in link.letters(topic, bodies=False)] == list(range(1, 8))

@@ -106,25 +106,28 @@ class Assembly:
         """
         self._engine, self._settings, self._clock = engine, settings, clock
         self._nodes = nodes or Alone(engine, settings.broker)
+        steady = steady or SteadyClock(engine.now, clock.seconds)
         sends = HeldSends(engine, clock)
-        self.listeners = listeners = TransactionListeners(engine)
-        self.checks = checks = CheckBackService(
-            engine, _schedule(settings.checks), resolvers, random, listeners
+        self.turns, self.guard = TurnWork(engine, clock), Guard(engine, clock)
+        self.listeners = TransactionListeners(engine)
+        self.checks = CheckBackService(
+            engine, _schedule(settings.checks), resolvers, random, self.listeners
         )
-        polls = self._polls = LongPolls(engine, clock)
-        fetches = FetchService(engine, polls, clock)
+        self._in_doubt = InDoubtService(engine, settings.checks.in_doubt_after_s)
+        self._polls = LongPolls(engine, clock)
+        fetches = FetchService(engine, self._polls, clock)
         self.paces = fetches.paces
         self._members = MemberSessions(
             engine, clock, grace_s=settings.consumers.lost_connection_grace_s
         )
         self.retention = RetentionService(engine, settings.retention, clock)
-        steady = steady or SteadyClock(engine.now, clock.seconds)
+        self.holds = LogHolds(clock.seconds)
         self.clock = ClockService(engine, steady, clock, resolvers)
         self.alarms = AlarmService(
             engine,
             settings,
             resolvers,
-            listeners,
+            self.listeners,
             self.retention,
             self.clock,
             sends,
@@ -134,56 +137,19 @@ class Assembly:
         self.catalogues = CatalogueService(engine, settings.catalogue, clock)
         self.statistics = Statistics(engine, clock, self.retention, self.catalogues)
         self.alarms.statistics = self.statistics
-        self.turns = TurnWork(engine, clock)
-        self.holds = LogHolds(clock.seconds)
-        self.guard = Guard(engine, clock)
         self.reloading = SettingsReload(settings)
         letters = DeadLetterCalls(engine, self.turns)
         self._plans = PlanService(engine, self.turns, clock, letters.next_places)
         self._policies = PolicyService(engine, self.turns, letters.next_places)
         self._log_list = LogListCalls(engine, self._list_changed)
-        log_calls = self.log = LogCalls(engine, self.holds, settings.broker.data)
-        parts = (
-            ClockCalls(self.clock),
-            ClusterCalls(self._nodes.view, lambda: self._log_list.durable),
-            LeaderCalls(engine, nodes),
-            self._log_list,
-            log_calls,
-            BrokerCalls(engine, settings, self.alarms, self.statistics, self._throttled),
-            TopicCalls(engine, settings.broker, clock, self.turns),
-            MemberCalls(
-                engine,
-                self._members,
-                polls,
-                defaults=settings.consumers,
-                random=random,
-                version_joined=self._policies.member_joined,
-            ),
-            GroupCalls(engine, self._members, self.turns, self.paces),
-            letters,
-            LetterEditCalls(engine),
-            RedriveCalls(engine, letters, self.turns),
-            PlanCalls(engine, letters, self._plans),
-            RecoverCalls(engine, self.turns),
-            InboxCalls(engine),
-            TransactionCalls(engine, checks, polls, resolvers, self.turns),
-            XaCalls(engine, listeners, resolvers),
-            MessageCalls(engine, self.catalogues, self.turns),
-            MessageLifeCalls(engine, self.catalogues, self.turns),
-            AuditCalls(engine, self.turns),
-            UserCalls(engine, self.guard, self._users_changed),
-            self.reloading,
-        )
-        self.calls = CallDispatcher(
-            {name: handler for part in parts for name, handler in part.handlers.items()},
-            lambda: engine.state,
-        )
+        self.log = LogCalls(engine, self.holds, settings.broker.data)
+        self.calls = self._make_calls(letters, resolvers, random, nodes)
         requests = RequestDispatcher(
             engine,
             fetches,
             self.calls,
             resolvers,
-            listeners,
+            self.listeners,
             self.turns,
             message_bytes=settings.broker.message_bytes,
         )
@@ -195,36 +161,81 @@ class Assembly:
             guard=self.guard,
             per_peer=settings.limits.connections_per_peer,
         )
-        engine.listen(UserDeleted, self._user_deleted)
         self._publication = PublicationService(engine, clock)
         self._delays = DelayService(engine, clock)
         self._outcomes = OutcomeExpiryService(engine, clock, self.sessions.connected_instances)
         self._group_work = GroupWorkService(engine)
-        in_doubt = InDoubtService(engine, settings.checks.in_doubt_after_s)
-
-        def use_checks(settings: CheckbackSettings) -> None:
-            checks.use(_schedule(settings))
-            in_doubt.use(settings.in_doubt_after_s)
-
-        self.reloading.register("alarms", self.alarms.use)
-        self.reloading.register("retention", self.retention.use, fixed=("every_s", "archive"))
-        self.reloading.register("checks", use_checks)
-        engine.before_replies.append(self.sessions.buffer_replies)
-        # readers have their answers by then
-        engine.on_durable.append(self.sessions.flush_replies)
-        engine.on_durable.append(self.sessions.sends.resume)  # the last: replies are out
         self._stall_guard = StallGuard(
             steady.elapsed,
             lambda: Moment(clock.seconds(), engine.now()),
             self._members.tick,
             self._group_work.expire_leases,
         )
-        self._timers: list[tuple[float, Callable[[], None]]] = [
+        self._listen(engine)
+        self._timers = self._own_timers(steady)
+        self._loops: list[LoopingCall] = []
+
+    def _make_calls(
+        self,
+        letters: DeadLetterCalls,
+        resolvers: Resolvers,
+        random: Random,
+        nodes: ClusterNode | None,
+    ) -> CallDispatcher:
+        engine, settings, turns = self._engine, self._settings, self.turns
+        parts = (
+            ClockCalls(self.clock),
+            ClusterCalls(self._nodes.view, lambda: self._log_list.durable),
+            LeaderCalls(engine, nodes),
+            self._log_list,
+            self.log,
+            BrokerCalls(engine, settings, self.alarms, self.statistics, self._throttled),
+            TopicCalls(engine, settings.broker, self._clock, turns),
+            MemberCalls(
+                engine,
+                self._members,
+                self._polls,
+                defaults=settings.consumers,
+                random=random,
+                version_joined=self._policies.member_joined,
+            ),
+            GroupCalls(engine, self._members, turns, self.paces),
+            letters,
+            LetterEditCalls(engine),
+            RedriveCalls(engine, letters, turns),
+            PlanCalls(engine, letters, self._plans),
+            RecoverCalls(engine, turns),
+            InboxCalls(engine),
+            TransactionCalls(engine, self.checks, self._polls, resolvers, turns),
+            XaCalls(engine, self.listeners, resolvers),
+            MessageCalls(engine, self.catalogues, turns),
+            MessageLifeCalls(engine, self.catalogues, turns),
+            AuditCalls(engine, turns),
+            UserCalls(engine, self.guard, self._users_changed),
+            self.reloading,
+        )
+        return CallDispatcher(
+            {name: handler for part in parts for name, handler in part.handlers.items()},
+            lambda: engine.state,
+        )
+
+    def _listen(self, engine: Engine) -> None:
+        self.reloading.register("alarms", self.alarms.use)
+        self.reloading.register("retention", self.retention.use, fixed=("every_s", "archive"))
+        self.reloading.register("checks", self._use_checks)
+        engine.listen(UserDeleted, self._user_deleted)
+        engine.before_replies.append(self.sessions.buffer_replies)
+        # readers have their answers by then
+        engine.on_durable.append(self.sessions.flush_replies)
+        engine.on_durable.append(self.sessions.sends.resume)  # the last: replies are out
+
+    def _own_timers(self, steady: SteadyClock) -> list[tuple[float, Callable[[], None]]]:
+        return [
             (CLOCK_S, steady.compare),
             (TICK_S, self._stall_guard.tick),
-            (TICK_S, checks.tick),
-            (COMPARE_S, checks.compare),
-            (TICK_S, polls.retry_waiting),
+            (TICK_S, self.checks.tick),
+            (COMPARE_S, self.checks.compare),
+            (TICK_S, self._polls.retry_waiting),
             (TICK_S, self.sessions.sends.resume),
             (TICK_S, self._publication.tick),
             (TICK_S, self._group_work.tick),
@@ -235,15 +246,14 @@ class Assembly:
             (LOOK_AHEAD_S, self._delays.tick),
             (EXPIRY_S, self._delays.forget_recalls),
             (EXPIRY_S, self._outcomes.tick),
-            (settings.retention.every_s, self.retention.tick),
+            (self._settings.retention.every_s, self.retention.tick),
             (ALARMS_S, self.clock.tick),
             (FRAMES_S, self.sessions.frames.tick),
-            (ALARMS_S, in_doubt.tick),
+            (ALARMS_S, self._in_doubt.tick),
             (ALARMS_S, self.alarms.tick),
             (ALARMS_S, self.statistics.tick),
             (ALARMS_S, self.catalogues.tick),
         ]
-        self._loops: list[LoopingCall] = []
 
     def bound_background_work(self, has_room: Callable[[], bool]) -> None:
         """Let background work that changes very many rows wait until there is room."""
@@ -287,6 +297,10 @@ class Assembly:
             self.statistics,
         ):
             service.stop()
+
+    def _use_checks(self, settings: CheckbackSettings) -> None:
+        self.checks.use(_schedule(settings))
+        self._in_doubt.use(settings.in_doubt_after_s)
 
     def _throttled(self) -> dict[str, object]:
         """Return what is throttled, and why, for operators."""

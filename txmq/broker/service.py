@@ -123,8 +123,8 @@ class FollowerParts(NamedTuple):
 
 
 class Edge(Protocol):
-    """What listens beside the broker, such as the admin pages. Both give an
-    IListeningPort, the same one where both are called.
+    """A server beside the broker's, such as that of the admin pages. Both methods give
+    an IListeningPort, the same one where both are called.
     """
 
     async def follow(self, parts: FollowerParts) -> Any:  # noqa: ANN401
@@ -183,7 +183,7 @@ class BrokerService:
         opened = self._opened = self._open_directory(fs, partition)
         _log_recovery(opened, time.monotonic() - began)
         self._steady = SteadyClock(*self._clocks, opened.state.stored_at)
-        engine = self._engine = self._make_engine(opened, self._steady)
+        engine = self._engine = self._make_engine()
         if opened.tables.rebuilt:
             engine.faults.note_rebuilt(opened.tables.reason)
         self._watch = DiskWatch(fs, str(settings.data), engine.disk, self._settings.disk)
@@ -296,8 +296,7 @@ class BrokerService:
 
     def _assemble(self) -> None:
         """Build what serves clients, behind the boot."""
-        settings, fs, engine = self._settings.broker, RealFileSystem(), self._engine
-        opened, clock, watch = self._opened, self._steady, self._watch
+        settings, engine = self._settings.broker, self._engine
         self._resolvers = self._make_resolvers()
         self._assembly = Assembly(
             engine,
@@ -305,7 +304,7 @@ class BrokerService:
             self._reactor,
             self._resolvers,
             Random(),  # noqa: S311  # jitter
-            clock,
+            self._steady,
             self._cluster,
         )
         self._assembly.alarms.delivery.in_thread = self._threads["alarms"]
@@ -320,12 +319,16 @@ class BrokerService:
             from txmq.broker.monitoring.spans import BrokerSpans, find_tracer  # noqa: PLC0415  # an extra
 
             BrokerSpans(engine, find_tracer())
-        self._connect(watch)
+        self._connect()
         self._catalogue_builder = build_beside(
-            fs, str(settings.data), opened, self._assembly.catalogues, self._threads["catalogue"]
+            RealFileSystem(),
+            str(settings.data),
+            self._opened,
+            self._assembly.catalogues,
+            self._threads["catalogue"],
         )
         self._liveness = Liveness(engine, self._assembly.sessions, self._reactor)
-        self._add_timers(watch)
+        self._add_timers()
 
     def _mend(self, damages: list[Damage]) -> Deferred[list[Damage]]:
         """Mend spans of this node's copy with what the leader has."""
@@ -337,13 +340,13 @@ class BrokerService:
         given = (RealFileSystem(), self._settings.broker.data, damages, leader, self._log_of_node)
         return self._threads["scrub"](mend_from, *given)
 
-    def _make_engine(self, opened: OpenedDirectory, clock: SteadyClock) -> Engine:
+    def _make_engine(self) -> Engine:
         settings = self._settings.broker
         engine = Engine(
-            opened.log,
-            opened.state,
+            self._opened.log,
+            self._opened.state,
             clock=self._reactor,
-            now=clock,
+            now=self._steady,
             in_thread=self._threads["log"],
             flush=None if settings.flush == "sync" else settings.flush,
             after_reads=getattr(self._reactor, "after_reads", None),
@@ -376,19 +379,19 @@ class BrokerService:
     def _archive(self) -> str:
         return str(self._settings.retention.archive or self._settings.broker.data / "archive")
 
-    def _connect(self, watch: DiskWatch) -> None:
+    def _connect(self) -> None:
         """Have the services of disks and databases know those of the assembly."""
         assembly, checks = self._assembly, self._assembly.checks
         self._resolvers.on_recheck(checks.database_is_back, checks.check_now)
         self._storage.remove_segments(assembly.retention, self._archive, assembly.holds)
         assembly.bound_background_work(self._storage.has_room)
-        assembly.reloading.register("disk", watch.use, fixed=("ballast_mib",))
+        assembly.reloading.register("disk", self._watch.use, fixed=("ballast_mib",))
         assembly.reloading.load = self._load
 
-    def _add_timers(self, watch: DiskWatch) -> None:
+    def _add_timers(self) -> None:
         for seconds, function in (
             (STORAGE_S, self._storage.tick),
-            (DISK_S, watch.tick),
+            (DISK_S, self._watch.tick),
             (LIVENESS_S, self._liveness.tick),
             (TOKENS_S, self._maintain_tokens),
             (PROBE_S, self._probe),
@@ -582,7 +585,7 @@ class BrokerService:
 
     @property
     def hands_over(self) -> bool:
-        """Whether it ends for another node to lead, and is to follow that one."""
+        """True if it ends for another node to lead, and is to follow that one."""
         return self._cluster is not None and self._cluster.hands_over
 
     def undecided(self) -> int:

@@ -7,11 +7,11 @@ from typing import Annotated, Any
 
 import typer
 
-from txmq.cli.command import PAGE, CommandSession
+from txmq.cli.command import CommandSession
 from txmq.cli.parsers import parse_body_criterion, parse_duration, parse_header_criterion
 from txmq.cli.status_line import StatusLine
 from txmq.client.protocol.calls import calls_by
-from txmq.client.protocol.lives import Searched, search_steps
+from txmq.client.protocol.lives import Searched, search_messages
 from txmq.faces import run
 from txmq.model.measures import counted
 
@@ -66,7 +66,7 @@ class SearchBounds:
         self._line.clear()
 
 
-def search_everywhere(
+def bounded_search(
     session: CommandSession,
     wanted: dict[str, Any],
     limit: int,
@@ -74,47 +74,16 @@ def search_everywhere(
     *,
     after: Any = None,  # noqa: ANN401  # `next` of another search
 ) -> Searched:
-    """Search all topics, by criteria of `message.search`."""
+    """Search all topics, or the one that is named: see `search_messages`."""
     bounds, call = bounds or SearchBounds(), calls_by(session.client.call)
-    steps = search_steps(call, wanted, limit, told=bounds.go_on, after=after, within_ms=CALL_MS)
+    found = search_messages(call, wanted, limit, told=bounds.go_on, after=after, within_ms=CALL_MS)
     try:
-        return run(steps)
-    finally:
-        bounds.clear()
-
-
-def search_topic(
-    session: CommandSession,
-    topic: str,
-    wanted: dict[str, Any],
-    limit: int,
-    bounds: SearchBounds,
-    *,
-    after: Any = None,  # noqa: ANN401  # `next` of another search
-) -> Searched:
-    """Search one topic, by criteria of `message.find`."""
-    searched = Searched([], after, topic, 0)
-    try:
-        while True:
-            size = min(limit - len(searched.messages), PAGE)
-            page = session.client.call(
-                "message.find", topic=topic, **wanted, after=searched.next, limit=size
-            )
-            following = page["next"]
-            searched = Searched(
-                [*searched.messages, *page["messages"]],
-                following,
-                None if following is None else f"{topic}/{following[0]}/{following[1]}",
-                searched.read + page.get("read", 0),
-            )
-            is_over = following is None or len(searched.messages) >= limit
-            if is_over or not bounds.go_on(searched):
-                return searched
+        return run(found)
     finally:
         bounds.clear()
 
 
 def find_by_id(session: CommandSession, message: str) -> dict[str, Any] | None:
     """Return a message of any topic by its id, with its body."""
-    found = search_everywhere(session, {"id": message, "bodies": True}, 1).messages
+    found = bounded_search(session, {"id": message, "bodies": True}, 1).messages
     return found[0] if found else None

@@ -1,11 +1,12 @@
-"""What a connection's URL means: the broker's address, and the names of topics."""
+"""The broker's address and the names of topics, of a connection's URL."""
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any
 from urllib.parse import quote, urlencode
 
-PORT: Final = 7650
+from txmq.client.protocol.address import PORT
+
 PLAIN = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-")
 
 

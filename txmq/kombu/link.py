@@ -1,4 +1,4 @@
-"""What the channels of one connection share."""
+"""The one client of a connection's channels."""
 
 from __future__ import annotations
 
@@ -54,13 +54,13 @@ class Link:
 
     @cached_property
     def publishing(self) -> Publishing:
-        """What is sent."""
+        """Messages on their way to the broker."""
         confirmed = self.option("confirm_publish", True)
         return Publishing(self.client, confirmed=bool(confirmed))
 
     @cached_property
     def bindings(self) -> Bindings:
-        """What is bound to the exchanges of the virtual host."""
+        """The queues that are bound to exchanges of the virtual host."""
         return Bindings(self.client, self.names.bindings)
 
     def option(self, name: str, default: Any) -> Any:

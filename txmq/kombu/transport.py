@@ -10,8 +10,8 @@ from typing import Any
 from kombu.transport import virtual
 
 import txmq
+from txmq.client.protocol.address import PORT
 from txmq.errors import BrokerUnavailable, ClientClosed, ConnectionLost, RequestTimeout, TxmqError
-from txmq.kombu.address import PORT
 from txmq.kombu.channel import Channel
 from txmq.kombu.link import Link
 from txmq.kombu.queues import PREFETCH

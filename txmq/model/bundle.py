@@ -47,7 +47,8 @@ TRANSITIONS: Final[dict[BundleState, dict[Transition, BundleState]]] = {
     S.PUBLISHED: {T.COMMIT: S.PUBLISHED},
     S.ROLLED_BACK: {T.ROLLBACK: S.ROLLED_BACK},
 }
-DECIDED: Final = (S.COMMITTED, S.PUBLISHED, S.ROLLED_BACK)  # final outcomes
+COMMITTED: Final = (S.COMMITTED, S.PUBLISHED)
+DECIDED: Final = (*COMMITTED, S.ROLLED_BACK)  # final outcomes
 ACCEPTING: Final = {  # the states in which a decision is accepted
     Decision.COMMIT: tuple(state for state in S if T.COMMIT in TRANSITIONS[state]),
     Decision.ROLLBACK: tuple(state for state in S if T.ROLLBACK in TRANSITIONS[state]),

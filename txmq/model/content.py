@@ -68,8 +68,8 @@ def body_criterion(text: str) -> Callable[[bytes], bool]:
 
 
 class Content(NamedTuple):
-    """What a message has to have, besides its key and id. `of_correlations`: it is one
-    of these, or follows from them.
+    """The content that a sought message has, besides its key and id. `of_correlations`:
+    it is one of these, or follows from them.
     """
 
     body: Callable[[bytes], bool] | None = None

@@ -34,7 +34,7 @@ from txmq.errors import (
     UnknownTopic,
     UnknownTransaction,
 )
-from txmq.model.bundle import BundleState
+from txmq.model.bundle import COMMITTED, BundleState
 from txmq.relay.bundles import (
     RelayedTransaction,
     build_whole,
@@ -282,7 +282,7 @@ class RelaySession:
                 self._progress.refused_ms, token_time(committed, transaction.attempt)
             )
             raise
-        if BundleState(receipt.state) not in (BundleState.COMMITTED, BundleState.PUBLISHED):
+        if BundleState(receipt.state) not in COMMITTED:
             self._progress.in_parts.add(committed.lsn)
             raise RemoteProtocolError(
                 f"The broker left a bundle undecided that was sent with its decision: "

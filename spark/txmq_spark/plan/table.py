@@ -21,11 +21,11 @@ from pyspark.sql import functions as f
 from txmq.errors import ConfigError
 from txmq.tx.postgres.errors import translated
 from txmq.tx.postgres.session import Connection, Cursor, connect
+from txmq_spark.database.snapshot import APPLICATION_NAME
 from txmq_spark.database.sql_tables import create, table_name
 from txmq_spark.plan.directory import StoredPlan
 from txmq_spark.plan.parts import COLUMNS, whole_parts
 
-APPLICATION_NAME: Final = "txmq reconcile"
 TYPES: Final = {"string": "text", "bigint": "int8", "int": "int4", "boolean": "boolean"}
 FIRST: Final = ("plan", "part")  # of a table's columns
 

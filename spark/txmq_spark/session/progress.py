@@ -1,4 +1,4 @@
-"""What Spark is at work on, on standard error: slow must not look like hung."""
+"""Lines on standard error about Spark's work: slow must not look like hung."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ from txmq.errors import (
 )
 from txmq.faces import run
 from txmq.wire.calls.encoding import encode_call
-from txmq.wire.chunks import Chunk, Chunks, unpack_chunks
+from txmq.wire.chunks import Chunk, unpack_chunks
 from txmq.wire.data_requests import Opcode, Read, ReadLetters, pack_read, pack_read_letters
 from txmq.wire.json import parse_result
 from txmq_spark.source.arrow_messages import OffsetRange
@@ -183,20 +183,8 @@ class BrokerLink(AbstractContextManager["BrokerLink"]):
         The first and the last may hold more. The next reply is on its way while the
         caller works on a chunk. Raises OffsetOutOfRange, TopicReplaced.
         """
-        offset = offsets.start
-        pending = self._request_chunks(offsets, offset, topic_id)
-        while True:
-            reply = self._receive_chunks(offsets, offset, topic_id, pending)
-            if reply.next_offset <= offset:
-                raise RemoteProtocolError(
-                    f"{offsets.topic}/{offsets.partition} has no messages from offset {offset} on"
-                )
-            offset = reply.next_offset
-            if offset >= offsets.end:
-                yield from reply.chunks
-                return
-            pending = self._request_chunks(offsets, offset, topic_id)
-            yield from reply.chunks
+        nothing = f"{offsets.topic}/{offsets.partition} has no messages"
+        return self._chunks(Opcode.READ, partial(_read_payload, topic_id), offsets, nothing)
 
     def letters(
         self, group: str, *, bodies: bool, after: int = 0, last: int | None = None
@@ -284,24 +272,30 @@ class BrokerLink(AbstractContextManager["BrokerLink"]):
 
         The next reply is on its way while the caller works on a chunk.
         """
-        payload = _letters_payload(plan, offsets)
-        pending = self._write(Opcode.LETTERS, payload)
+        nothing = f"{plan}: no letters"
+        return self._chunks(Opcode.LETTERS, partial(_letters_payload, plan), offsets, nothing)
+
+    def _chunks(
+        self,
+        opcode: int,
+        payload_of: Callable[[OffsetRange], bytes],
+        offsets: OffsetRange,
+        nothing: str,
+    ) -> Iterator[Chunk]:
+        """Yield the chunks that cover a range; `nothing` is the text for none."""
+        payload = payload_of(offsets)
+        pending = self._write(opcode, payload)
         while True:
-            reply = unpack_chunks(self._reply_of(Opcode.LETTERS, payload, pending))
+            reply = unpack_chunks(self._reply_of(opcode, payload, pending))
             if reply.next_offset <= offsets.start:
-                raise RemoteProtocolError(f"{plan}: no letters from offset {offsets.start} on")
+                raise RemoteProtocolError(f"{nothing} from offset {offsets.start} on")
             offsets = offsets._replace(start=reply.next_offset)
             if offsets.start >= offsets.end:
                 yield from reply.chunks
                 return
-            payload = _letters_payload(plan, offsets)
-            pending = self._write(Opcode.LETTERS, payload)
+            payload = payload_of(offsets)
+            pending = self._write(opcode, payload)
             yield from reply.chunks
-
-    def _request_chunks(
-        self, offsets: OffsetRange, offset: int, topic_id: int
-    ) -> tuple[Connection, int]:
-        return self._write(Opcode.READ, _read_payload(offsets, offset, topic_id))
 
     def _write(self, opcode: int, payload: bytes) -> tuple[Connection, int]:
         """Send a request; return what its reply is read by."""
@@ -311,12 +305,6 @@ class BrokerLink(AbstractContextManager["BrokerLink"]):
             return connection, connection.write(opcode, payload, deadline)
 
         return self._with_retries(write)
-
-    def _receive_chunks(
-        self, offsets: OffsetRange, offset: int, topic_id: int, pending: tuple[Connection, int]
-    ) -> Chunks:
-        payload = _read_payload(offsets, offset, topic_id)
-        return unpack_chunks(self._reply_of(Opcode.READ, payload, pending))
 
     def _reply_of(self, opcode: int, payload: bytes, pending: tuple[Connection, int]) -> bytes:
         """Return the reply to a request; after a loss it is sent again."""
@@ -337,7 +325,7 @@ class BrokerLink(AbstractContextManager["BrokerLink"]):
             try:
                 return step(self._connected())
             except (ConnectionLost, RequestTimeout):
-                self._disconnect()
+                self.close()
         return step(self._connected())
 
     def _connected(self) -> Connection:
@@ -351,10 +339,6 @@ class BrokerLink(AbstractContextManager["BrokerLink"]):
             )
         return self._connection
 
-    def _disconnect(self) -> None:
-        if self._connection is not None:
-            self._connection.close()
-
 
 def _page_payload(group: str, after: int, last: int | None) -> bytes:
     limit = PAGE_LETTERS if last is None else min(PAGE_LETTERS, last - after)
@@ -362,8 +346,9 @@ def _page_payload(group: str, after: int, last: int | None) -> bytes:
     return encode_call("dlq.list", args)
 
 
-def _read_payload(offsets: OffsetRange, offset: int, topic_id: int) -> bytes:
-    return pack_read(Read(offsets.partition, offset, 0, READ_BYTES, offsets.topic, topic_id))
+def _read_payload(topic_id: int, offsets: OffsetRange) -> bytes:
+    topic, partition, start, _end = offsets
+    return pack_read(Read(partition, start, 0, READ_BYTES, topic, topic_id))
 
 
 def _letters_payload(plan: str, offsets: OffsetRange) -> bytes:

@@ -11,7 +11,7 @@ from tests.broker.calls.test_plan_calls import Desk
 from txmq.broker.search import deliveries
 from txmq.client.protocol.calls import calls_by
 from txmq.client.protocol.life_events import FILTERED, events_of
-from txmq.client.protocol.lives import delivery_steps, life_steps
+from txmq.client.protocol.lives import add_deliveries, add_life
 from txmq.core.events.outcome import Rejected
 from txmq.core.transactions.decisions import DecideTransaction
 from txmq.core.transactions.half_storage import StorePart
@@ -44,8 +44,8 @@ def lives(desk: Desk, *offsets: int, replies: int = 4) -> list[dict[str, Any]]:
         return reply
 
     for one in found:
-        run(life_steps(calls_by(ask), one))
-    run(delivery_steps(calls_by(ask), found, replies=replies))
+        run(add_life(calls_by(ask), one))
+    run(add_deliveries(calls_by(ask), found, replies=replies))
     return found
 
 

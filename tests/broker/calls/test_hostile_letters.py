@@ -15,7 +15,7 @@ from tests.broker.calls.test_letter_redrives import GivingOffice
 from txmq.cli.commands.audit import text_line
 from txmq.cli.life_page import page
 from txmq.client.protocol.calls import calls_by
-from txmq.client.protocol.lives import Trace, trace_steps
+from txmq.client.protocol.lives import Trace, trace_messages
 from txmq.core.consumers.failures import MAX_TEXT_BYTES
 from txmq.errors import RemoteProtocolError
 from txmq.faces import run
@@ -48,7 +48,7 @@ def trace(office: EditOffice, **wanted: Any) -> Trace:
         return reply
 
     return run(
-        trace_steps(calls_by(call), {"key": wanted.get("key"), "id": wanted.get("message")}, 20)
+        trace_messages(calls_by(call), {"key": wanted.get("key"), "id": wanted.get("message")}, 20)
     )
 
 

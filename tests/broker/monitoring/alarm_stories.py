@@ -118,7 +118,7 @@ def unverified(desk: AlarmBroker) -> Iterator[str]:
     yield ""
     forced = DecideByHand(token, Decision.ROLLBACK, "ada", "the disk is lost", log_id)
     desk.broker.do(ForceDecision(forced))
-    yield f"transactions decided by hand without their database: 1, as {token.hex()}"
+    yield f"transactions decided by hand without their database: 1, the oldest is {token.hex()}"
     desk.broker.do(CompareDecision(token, Decision.ROLLBACK, "resolver shop", ""))
 
 

@@ -17,7 +17,13 @@ from txmq.broker.calls import letters
 from txmq.broker.calls.letters import SelectedLetters
 from txmq.broker.search import everywhere, search
 from txmq.client.protocol.calls import calls_by
-from txmq.client.protocol.lives import Searched, Trace, followed_steps, search_steps, trace_steps
+from txmq.client.protocol.lives import (
+    Searched,
+    Trace,
+    search_messages,
+    trace_messages,
+    with_correlated,
+)
 from txmq.core.events.outcome import Rejected
 from txmq.core.topics.sends import StoreBatch
 from txmq.errors import BadRequest, LocalProtocolError, RemoteProtocolError
@@ -40,7 +46,7 @@ def client(broker: BrokerInMemory) -> Client:
 
 def everywhere_found(broker: BrokerInMemory, **wanted: Any) -> list[tuple[str, int, Any]]:
     """Return the places in all pages."""
-    searched = run(search_steps(calls_by(broker.ask), wanted, 1_000))
+    searched = run(search_messages(calls_by(broker.ask), wanted, 1_000))
     assert searched.next is None
     return [(one["topic"], one["partition"], one["offset"]) for one in searched.messages]
 
@@ -85,7 +91,7 @@ def test_all_topics_are_searched_with_what_is_in_none_of_them(
 def test_a_letter_that_retention_has_removed_is_found_by_its_body() -> None:
     office = Office(4)
     office.broker.engine.state.topics["t"].start_offsets[0] = 4
-    rows = run(search_steps(calls_by(office.broker.ask), {"header": ["tenant", None]}, 10))
+    rows = run(search_messages(calls_by(office.broker.ask), {"header": ["tenant", None]}, 10))
     states = [(row["offset"], row["state"]) for row in rows.messages]
     assert states[:2] == [(1, "removed by retention"), (3, "removed by retention")]
 
@@ -104,9 +110,9 @@ def test_a_search_stops_where_it_is_told_and_goes_on_there(
         return searched.read < 6
 
     wanted = {"body": "$.order.id=9"}
-    first = run(search_steps(calls_by(broker.ask), wanted, 10, told=told))
+    first = run(search_messages(calls_by(broker.ask), wanted, 10, told=told))
     assert (first.messages, first.at, read) == ([], "t", [2, 4, 6])
-    rest = run(search_steps(calls_by(broker.ask), wanted, 10, after=first.next))
+    rest = run(search_messages(calls_by(broker.ask), wanted, 10, after=first.next))
     assert [one["offset"] for one in rest.messages] == [9]
     assert first.read + rest.read == 10
 
@@ -150,12 +156,12 @@ def test_a_trace_follows_an_order_through_other_keys(
 ) -> None:
     if "id" in wanted:
         wanted = {"id": chain[2]}
-    traced: Trace = run(trace_steps(calls_by(broker.ask), wanted, 10))
+    traced: Trace = run(trace_messages(calls_by(broker.ask), wanted, 10))
     assert [one["message_id"] for one in traced.messages] == chain[:4]
     assert not traced.more
-    less = run(trace_steps(calls_by(broker.ask), wanted, 2))
+    less = run(trace_messages(calls_by(broker.ask), wanted, 2))
     assert (len(less.messages), less.more) == (2, True)
-    [asked, *_others] = run(search_steps(calls_by(broker.ask), wanted, 1)).messages
+    [asked, *_others] = run(search_messages(calls_by(broker.ask), wanted, 1)).messages
     assert asked["message_id"] in [one["message_id"] for one in less.messages]
 
 
@@ -167,14 +173,14 @@ def test_causes_that_are_nowhere_are_looked_for_within_the_bounds_of_a_search(
     client.call("topic.create", name="other", partitions=2)
     made_up = [message_id(bytes([n]) * 16, 0) for n in range(50, 60)]
     send(client, *[Message(b"x", f"k{n}", None, {"correlation": made_up[n]}) for n in range(10)])
-    found = run(search_steps(calls_by(broker.ask), {"body": "x"}, 100))
+    found = run(search_messages(calls_by(broker.ask), {"body": "x"}, 100))
     asked: list[Searched] = []
 
     def told(searched: Searched) -> bool:
         asked.append(searched)
         return False
 
-    traced = run(followed_steps(calls_by(broker.ask), found, 100, told=told))
+    traced = run(with_correlated(calls_by(broker.ask), found, 100, told=told))
     assert len(asked) == 2, "one cause, and what has a correlation in common"
     assert traced.more
     assert len(traced.messages) == 10
@@ -182,7 +188,7 @@ def test_causes_that_are_nowhere_are_looked_for_within_the_bounds_of_a_search(
 
 def test_a_trace_of_nothing_is_refused(broker: BrokerInMemory) -> None:
     with pytest.raises(LocalProtocolError):
-        run(trace_steps(calls_by(broker.ask), {"key": None}, 10))
+        run(trace_messages(calls_by(broker.ask), {"key": None}, 10))
 
 
 def test_bodies_that_are_far_larger_than_their_batches_are_judged_in_many_steps(
@@ -195,7 +201,7 @@ def test_bodies_that_are_far_larger_than_their_batches_are_judged_in_many_steps(
     send(client, *large, order(17))
     send(client, *large, producer=2)
 
-    def noted(view: Any, row: int, _content: Any) -> bool:
+    def noted(_query: search.SearchQuery, view: Any, row: int) -> bool:
         judged[-1] += len(view.bodies[row])
         return bool(view.keys[row] == "key-17")
 
@@ -205,7 +211,7 @@ def test_bodies_that_are_far_larger_than_their_batches_are_judged_in_many_steps(
         judged.append(0)
         return real(self, partitions, offset)
 
-    monkeypatch.setattr(search, "has_content", noted)
+    monkeypatch.setattr(search.SearchQuery, "wants", noted)
     monkeypatch.setattr(search.Search, "page", page)
     assert places(found(broker, body="$.order.id=17")) == [(0, 10)]
     assert sum(judged) >= 20_000

@@ -16,7 +16,7 @@ from txmq.batch.codecs import decompress
 from txmq.broker.search import search
 from txmq.broker.search.search import Search, SearchQuery
 from txmq.client.protocol.calls import calls_by
-from txmq.client.protocol.lives import trace_steps
+from txmq.client.protocol.lives import trace_messages
 from txmq.core.topics import topics
 from txmq.errors import CorruptRecord
 from txmq.faces import run
@@ -147,12 +147,12 @@ def test_a_message_of_a_deleted_topic_is_not_taken_for_one_of_a_new_topic(
     def ask(name: str, **args: Any) -> Any:
         return broker.ask(name, **args)
 
-    traced = run(trace_steps(calls_by(ask), {"id": f"{token}-0"}, 10))
+    traced = run(trace_messages(calls_by(ask), {"id": f"{token}-0"}, 10))
     [message] = traced.messages
     assert (message["state"], message["offset"]) == ("deleted with its topic", None)
     assert message["transaction"]["token"] == token
     assert [event.what for event in traced.events][-1] == "deleted with its topic"
-    by_key = run(trace_steps(calls_by(ask), {"key": "h"}, 10))
+    by_key = run(trace_messages(calls_by(ask), {"key": "h"}, 10))
     assert [message["message_id"] for message in by_key.messages] == [f"{'01' * 16}-0"]
 
 

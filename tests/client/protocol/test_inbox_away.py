@@ -7,7 +7,7 @@ from typing import Any
 from structlog.testing import capture_logs
 
 from txmq.client.log import LastingTrouble
-from txmq.client.protocol.awaited.inbox import Database, InboxSteps
+from txmq.client.protocol.awaited.inbox import Database, InboxWork
 from txmq.errors import DatabaseUnavailable
 from txmq.faces import run
 
@@ -38,7 +38,7 @@ class Open:
     away = LastingTrouble("inbox.database_away", group="billing")
 
 
-class Worker(InboxSteps):
+class Worker(InboxWork):
     """A worker that never really waits."""
 
     async def _finished(self, answer: object) -> None:

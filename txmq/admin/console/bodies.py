@@ -14,16 +14,14 @@ from typing import Any, NamedTuple
 
 import msgpack
 
-from txmq.model.schemas.bodies import mistake_in, title_of
+from txmq.model.schemas.bodies import CONTENT_TYPE, MAX_DEPTH, mistake_in, title_of
 
 MAX_DECODED = 256 << 10  # bytes of a body; of a larger one the beginning is shown
 MAX_CHECKED = 32 << 10  # of a body that is compared with a schema
 MAX_SHOWN = 256 << 10  # characters
 MAX_HEX = 4 << 10  # bytes
-MAX_DEPTH = 64
 MAX_ATTRIBUTES = 64
 MAX_VALUE = 1_024  # characters of an attribute
-CONTENT_TYPE = "content-type"
 CLOUD_EVENT = "application/cloudevents"
 CE_PREFIXES = ("ce_", "ce-", "cloudEvents_", "cloudEvents:")
 CONTAINERS = (*range(0x80, 0xA0), *range(0xDC, 0xE0))  # first bytes of maps and arrays

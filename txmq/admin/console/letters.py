@@ -12,7 +12,7 @@ from urllib.parse import quote
 from txmq.admin.addresses import is_whole_number
 from txmq.admin.console.bodies import Decoded, decode_message
 from txmq.admin.console.life import life_of
-from txmq.admin.console.listing import MAX_CALLS, SCANNED
+from txmq.admin.console.listing import MAX_CALLS, MAX_SCANS, SCAN, SCANNED
 from txmq.admin.console.page import Page, PageRequest, Refused, View
 from txmq.errors import MessagesDamaged, UnknownLetter
 from txmq.model.letter_filter import (
@@ -22,15 +22,12 @@ from txmq.model.letter_filter import (
     format_filter,
     parse_filter,
 )
-from txmq.model.units import MILLISECOND
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
 MAX_GROUPS = 200  # with letters, on one page
 MAX_ERRORS = 25  # groups of letters with one fingerprint
-MAX_SCANS = 8  # calls for one page, where few letters fit
-SCAN = 250 * MILLISECOND  # after which a page has what was found, and goes on behind it
 MAX_SAVED = 100
 MAX_MEMBERS = 50  # that are named for a trial
 AGES = ("1h", "1d", "7d", "30d", "older")

@@ -11,11 +11,11 @@ from txmq.client.protocol.lives import (
     Searched,
     Told,
     Trace,
-    delivery_steps,
-    followed_steps,
-    life_steps,
-    search_steps,
-    trace_steps,
+    add_deliveries,
+    add_life,
+    search_messages,
+    trace_messages,
+    with_correlated,
 )
 from txmq.errors import TxmqError
 from txmq.model.units import MILLISECOND
@@ -61,13 +61,13 @@ async def trace_of(
             raise Refused("Throttled", reason, "try again, or use: txmq trace", 429)
         _thorough.add(request)
         try:
-            trace = await _run(request, lambda call: trace_steps(call, wanted, limit))
+            trace = await _run(request, lambda call: trace_messages(call, wanted, limit))
         finally:
             _thorough.discard(request)
         return PageTrace(trace, "", _is_cut(trace.messages))
     found = await _run(request, lambda call: _bounded(call, request, wanted, limit))
     for one in found.messages:
-        await _run(request, partial(life_steps, message=one))
+        await _run(request, partial(add_life, message=one))
     await _add_deliveries(request, found.messages)
     stopped = found.next is not None and len(found.messages) < limit
     trace = Trace(found.messages, events_of(found.messages), found.more and not stopped)
@@ -82,8 +82,10 @@ async def _bounded(
     def in_time(began: int) -> Told:
         return lambda _searched: request.now - began < SEARCH_MS * MILLISECOND
 
-    found = await search_steps(call, wanted, limit, told=in_time(request.now), within_ms=SEARCH_MS)
-    return await followed_steps(call, found, limit, told=in_time(request.now), within_ms=SEARCH_MS)
+    found = await search_messages(
+        call, wanted, limit, told=in_time(request.now), within_ms=SEARCH_MS
+    )
+    return await with_correlated(call, found, limit, told=in_time(request.now), within_ms=SEARCH_MS)
 
 
 def _is_cut(messages: list[dict[str, Any]]) -> bool:
@@ -97,19 +99,19 @@ async def life_of(request: PageRequest, message: dict[str, Any]) -> list[LifeEve
     if not request.may("message.life", **place).allowed:
         return []
     one = {**message, "state": "published"}
-    await _run(request, partial(life_steps, message=one))
+    await _run(request, partial(add_life, message=one))
     await _add_deliveries(request, [one])
     return events_of([one])
 
 
 async def _add_deliveries(request: PageRequest, found: list[dict[str, Any]]) -> None:
     await _run(
-        request, lambda call: delivery_steps(call, found, replies=1, within_ms=DELIVERIES_MS)
+        request, lambda call: add_deliveries(call, found, replies=1, within_ms=DELIVERIES_MS)
     )
 
 
-async def _run(request: PageRequest, steps: Callable[[Calls], Awaitable[T]]) -> T:
-    """Make the calls of some steps; the audit topic is left out for viewers who may not
+async def _run(request: PageRequest, work: Callable[[Calls], Awaitable[T]]) -> T:
+    """Do work that makes calls; the audit topic is left out for viewers who may not
     see it. Raises Refused.
     """
     may_audit = request.may("audit.list").allowed
@@ -126,7 +128,7 @@ async def _run(request: PageRequest, steps: Callable[[Calls], Awaitable[T]]) -> 
         return found
 
     try:
-        return await steps(call)
+        return await work(call)
     except TxmqError as error:
         if isinstance(error.__cause__, Refused):
             raise error.__cause__ from None

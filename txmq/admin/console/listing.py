@@ -1,4 +1,4 @@
-"""What pages of lists search for: names that have a text in them, and contents."""
+"""Searches of pages: for names that have a text in them, and for contents."""
 
 from __future__ import annotations
 
@@ -7,12 +7,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from txmq.admin.console.page import Refused
 from txmq.errors import LocalProtocolError
 from txmq.model.content import body_criterion, parse_header
+from txmq.model.units import MILLISECOND
 
 if TYPE_CHECKING:
     from txmq.admin.console.page import PageRequest
 
 SCANNED = 500  # rows of one call, where names are sought
 MAX_CALLS = 10  # for one page
+MAX_SCANS = 8  # calls for one page of a search that finds few
+SCAN = 250 * MILLISECOND  # after which a page has what was found, and goes on behind it
 
 
 class Rows(NamedTuple):

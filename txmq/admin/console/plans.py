@@ -8,10 +8,10 @@ from typing import Any
 from txmq.admin.console.letters import find_letter, path_of
 from txmq.admin.console.listing import by_name
 from txmq.admin.console.page import Page, PageRequest, Refused, View
+from txmq.client.protocol.plans import OUTCOMES
 from txmq.core.state.plans import PlanSettings
 from txmq.model.letter_filter import InvalidFilter, format_filter, parse_filter
 
-OUTCOMES = ("planned", "delivered", "processed", "died_again", "skipped", "ended")
 MAX_CHECKS = 20  # calls of one dry run; each judges up to 2,000 letters
 NUMBERS = ("checked", "edited", "fenced", "out_of_order", "would_replay", "invalid")
 KINDS = ("would_skip", "schema_mistakes")

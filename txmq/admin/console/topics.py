@@ -7,11 +7,11 @@ from base64 import b64decode
 from typing import TYPE_CHECKING, Any
 
 from txmq.admin.addresses import is_whole_number
-from txmq.admin.console.bodies import CONTENT_TYPE, decode, decode_message
-from txmq.admin.console.listing import by_name, content_criteria
+from txmq.admin.console.bodies import decode, decode_message
+from txmq.admin.console.listing import MAX_SCANS, SCAN, by_name, content_criteria
 from txmq.admin.console.page import Page, PageRequest, Refused, View
 from txmq.admin.console.words import in_words
-from txmq.model.units import MILLISECOND
+from txmq.model.schemas.bodies import CONTENT_TYPE
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -20,8 +20,6 @@ PARTITIONS = 100  # of one topic, on one page
 MESSAGES = 25
 DECODED_IN_LIST = 4_096  # bytes; of a larger body a list shows how it begins
 PREVIEW = 400  # characters of a body in a list
-MAX_SCANS = 8  # pages of a search that looks for a tag, or finds nothing at first
-SCAN = 250 * MILLISECOND  # after which a page has what was found, and goes on behind it
 
 
 async def topics(request: PageRequest) -> View:

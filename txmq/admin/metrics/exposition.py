@@ -96,7 +96,7 @@ class AccessMetrics(Collector):
 
 
 class ThrottleMetrics(Collector):
-    """What the broker has throttled since its start, and what waits now."""
+    """Requests that the broker has throttled since its start, and those that wait."""
 
     def __init__(self, parts: BrokerParts) -> None:
         self._engine, self._sends = parts.engine, parts.sends

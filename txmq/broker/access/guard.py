@@ -412,7 +412,7 @@ class Guard:
             "verb": need.verb, "resource": need.resource})  # fmt: skip
         command = Audited(NoteDenial(user, need.verb, need.resource), entry)
         # in a turn of its own: this is within a request, whose errors are the client's
-        self._clock.callLater(0, self._engine.submit, command, lambda _reply: None)
+        self._clock.callLater(0, self._engine.submit, command)
 
 
 class FollowersGuard(Guard):

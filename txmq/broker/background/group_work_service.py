@@ -24,7 +24,7 @@ class GroupWorkService:
 
     def expire_leases(self, moment: Moment) -> None:
         """Timer: end leases whose time was up at this moment."""
-        self._engine.submit(ExpireLeases(moment.micros), _ignore)
+        self._engine.submit(ExpireLeases(moment.micros))
 
     def tick(self) -> None:
         """Timer: begin a step, if there is work."""
@@ -45,7 +45,3 @@ class GroupWorkService:
             crashpoint("adoption.after_step")
         if isinstance(reply, GroupWorkReply) and reply.more:
             self.tick()
-
-
-def _ignore(reply: object) -> None:
-    """The state says what a timer's command has changed."""

@@ -149,7 +149,7 @@ class PlanService:
         surplus = len(finished) - MAX_FINISHED
         for number, plan in enumerate(finished):
             if number < surplus or plan.changed_at < old:
-                self._engine.submit(DeletePlan(plan.name, "the broker: old"), _ignore)
+                self._engine.submit(DeletePlan(plan.name, "the broker: old"))
 
     def _now(self) -> float:
         return self._clock.seconds()
@@ -287,7 +287,7 @@ class PlanService:
         self._busy.add(plan.plan_id)
         if steps and not self._stopped and self.has_room():
             before = plan.cursor
-            self._engine.submit(AbandonNextLetters(plan.plan_id), _ignore)
+            self._engine.submit(AbandonNextLetters(plan.plan_id))
             if plan.cursor != before:
                 self._paced.add(partial(self._go_on, plan, steps - 1))
                 return
@@ -335,7 +335,3 @@ def _search(plan: Plan) -> DlqReplay:
 
 def _ignore_start(plan: Plan, reply: object) -> None:
     """The next tick goes on with the plan."""
-
-
-def _ignore(reply: object) -> None:
-    """The state says what a timer's command has changed."""

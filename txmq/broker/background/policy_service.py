@@ -61,9 +61,7 @@ class PolicyService:
             version = self._joined.get(group.name, "")
             if policy.on_version and version and version not in policy.versions:
                 selection = self._selection(policy, died_before=self._engine.now())
-                self._engine.submit(
-                    FirePolicy(group.name, selection.model_dump_json(), version), _ignore
-                )
+                self._engine.submit(FirePolicy(group.name, selection.model_dump_json(), version))
             elif policy.after_us and group.letters:
                 self._look(group, policy)
         self._joined = {
@@ -103,7 +101,7 @@ class PolicyService:
         if isinstance(page, Rejected) or of is None:  # its topic, or the group, was deleted
             return
         if replayable(state, of, page["letters"]):
-            self._engine.submit(FirePolicy(group, select.model_dump_json()), _ignore)
+            self._engine.submit(FirePolicy(group, select.model_dump_json()))
         elif page["next"] is not None:
             self._cursors[group] = page["next"]
         else:
@@ -125,7 +123,3 @@ class PolicyService:
             "max_replays": fewer if most is None else min(fewer, most),
         }
         return chosen.model_copy(update=own)
-
-
-def _ignore(reply: object) -> None:
-    """The state says what a timer's command has changed."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from txmq.broker.calls.dispatcher import CallContext, Handler
 from txmq.broker.engine.log_reader import PublishedBatch, published_batches, visible_end
-from txmq.broker.search.audit_log import matching, newest_first
+from txmq.broker.search.audit_log import ENTRIES_PER_STEP, matching, newest_first
 from txmq.broker.search.message_view import fit_entries
 from txmq.model.own_topics import AUDIT
 
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from txmq.core.steps import Steps
     from txmq.wire.calls import audit as wire
 
-ENTRIES_PER_STEP = 32
 MAX_SCANNED = 4_000  # entries of one reply
 
 

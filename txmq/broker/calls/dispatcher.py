@@ -31,8 +31,11 @@ Handler = Callable[["CallContext", Any], None]
 
 
 class CallContext(NamedTuple):
-    """A call under way: the client's session, and the function that answers."""
+    """A call under way: its name, the client's session, and the function that
+    answers.
+    """
 
+    name: str
     caller: ClientSession | None  # None = a call from inside this process, which only reads
     answer: Answer
     rights: Rights | None = None  # of the user for whom this process asks, without a session
@@ -83,7 +86,7 @@ class CallDispatcher:
             args = session.rights.judge_call(self._state(), name, args)
 
         answer = partial(session.answer, frame, dump)
-        self._execute(name, CallContext(session, answer), args)
+        self._execute(name, CallContext(name, session, answer), args)
 
     def ask(
         self,
@@ -105,7 +108,7 @@ class CallDispatcher:
         checked.come_by(via)
         if rights is not None:
             checked = rights.judge_call(self._state(), name, checked)
-        self._execute(name, CallContext(None, answer, rights), checked)
+        self._execute(name, CallContext(name, None, answer, rights), checked)
 
     def missing(self, name: str, args: dict[str, object], rights: Rights) -> Need | None:
         """Return the permission that a user lacks for a call, if any; with that for

@@ -114,11 +114,11 @@ class GroupCalls:
             return {"settings": group_views.describe_settings(settings)}
 
         command = core.AlterGroup(args.group, requested_settings(args), operator_note(args))
-        self._act(call, "group.alter", args, command, altered)
+        self._act(call, args, command, altered)
 
     def delete(self, call: CallContext, args: wire.OperatorArgs) -> None:
         command = core.DeleteGroup(args.group, operator_note(args))
-        self._act(call, "group.delete", args, command, lambda _reply: {})
+        self._act(call, args, command, lambda _reply: {})
 
     def reset(self, call: CallContext, args: wire.GroupReset) -> None:
         to, offsets = "", tuple[tuple[int, int], ...]()
@@ -131,27 +131,25 @@ class GroupCalls:
         command = core.ResetPosition(
             args.group, args.topic, to, offsets, args.reprocess, args.dry_run, operator_note(args)
         )
-        self._act(call, "group.reset", args, command, lambda reply: reply._asdict())
+        self._act(call, args, command, lambda reply: reply._asdict())
 
     def clone(self, call: CallContext, args: wire.GroupClone) -> None:
         command = core.CloneGroup(args.group, args.to, operator_note(args))
-        self._act(call, "group.clone", args, command, lambda reply: reply._asdict())
+        self._act(call, args, command, lambda reply: reply._asdict())
 
     def _pause(self, call: CallContext, args: wire.GroupPause, *, paused: bool) -> None:
         command = core.PauseGroup(args.group, paused, operator_note(args), args.topic or "")
-        name = "group.pause" if paused else "group.resume"
-        self._act(call, name, args, command, lambda _reply: {})
+        self._act(call, args, command, lambda _reply: {})
 
     def _act(
         self,
         call: CallContext,
-        name: str,
         args: wire.OperatorArgs,
         command: object,
         make: Callable[[Any], dict[str, Any]],
     ) -> None:
         """Submit a command of an operator about a group."""
-        acted = audited(name, operators.group(args.group), args, command)
+        acted = audited(call.name, operators.group(args.group), args, command)
         self._engine.submit(acted, then(call.answer, make))
 
 

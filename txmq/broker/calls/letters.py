@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from txmq.batch import BatchView, single_row
 from txmq.broker.calls import operators
-from txmq.broker.calls.dispatcher import Answer, CallContext, Handler, then
+from txmq.broker.calls.dispatcher import CallContext, Handler, then
 from txmq.broker.calls.operators import audited, operator_note
 from txmq.broker.calls.pages import page_of
 from txmq.broker.engine.log_reader import read_batches
@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from txmq.core.state.consumer_groups import ConsumerGroup
     from txmq.core.steps import Steps
     from txmq.wire.calls import letters as wire
+    from txmq.wire.calls.consumers import OperatorArgs
 
 UNREADABLE: dict[str, Any] = {
     "key": None,
@@ -367,42 +368,23 @@ class DeadLetterCalls:
 
     def replay(self, call: CallContext, args: wire.DlqReplay) -> None:
         note = operator_note(args)
-        self._change(
-            call,
-            args,
-            lambda letters: audited(
-                "dlq.replay",
-                operators.group(args.group),
-                args,
-                core.ReplayLetters(args.group, letters, note),
-            ),
-        )
+        self._change(call, args, lambda letters: core.ReplayLetters(args.group, letters, note))
 
     def abandon(self, call: CallContext, args: wire.DlqAbandon) -> None:
         by, reason = args.operator or "", args.reason
         self._change(
             call,
             args,
-            lambda letters: audited(
-                "dlq.abandon",
-                operators.group(args.group),
-                args,
-                core.AbandonLetters(args.group, letters, reason, by),
-            ),
+            lambda letters: core.AbandonLetters(args.group, letters, reason, by),
         )
 
     def retry(self, change: core.RetryChange, call: CallContext, args: wire.DlqReplay) -> None:
         """Change messages that are retried."""
-        by, of_group = operator_note(args), operators.group(args.group)
+        by = operator_note(args)
         self._change(
             call,
             args,
-            lambda messages: audited(
-                f"retry.{change.name.lower()}",
-                of_group,
-                args,
-                core.ChangeRetries(args.group, change, messages, args.reason, by),
-            ),
+            lambda messages: core.ChangeRetries(args.group, change, messages, args.reason, by),
         )
 
     def _change(
@@ -417,8 +399,7 @@ class DeadLetterCalls:
             call.answer(Rejected(BadRequest, message, "send either letters or a selection"))
             return
         if args.letters:
-            answer = then(call.answer, lambda reply: reply._asdict())
-            self._engine.submit(command(args.letters), answer)
+            self._submit(call, args, command(args.letters), lambda reply: reply._asdict())
             return
 
         def found(page: dict[str, Any] | Rejected) -> None:
@@ -430,7 +411,7 @@ class DeadLetterCalls:
             def changed(reply: Any) -> dict[str, Any]:  # noqa: ANN401  # a LettersReply
                 return {"done": reply.done, "refused": (*reply.refused, *unknown), **page}
 
-            self._engine.submit(command(letters), then(call.answer, changed))
+            self._submit(call, args, command(letters), changed)
 
         self.turns.run(call.reader, self.next_places(args, MAX_LETTERS), found)
 
@@ -463,14 +444,12 @@ class DeadLetterCalls:
 
     def note_exported(self, call: CallContext, args: wire.DlqExported) -> None:
         command = NoteExported(args.group, args.letters, operator_note(args))
-        acted = audited("dlq.exported", operators.group(args.group), args, command)
-        self._engine.submit(acted, then(call.answer, lambda reply: reply._asdict()))
+        self._submit(call, args, command, lambda reply: reply._asdict())
 
     def try_one(self, call: CallContext, args: wire.DlqTry) -> None:
         letter = (args.topic, args.partition, args.offset)
         command = TryLetter(args.group, letter, args.member, operator_note(args))
-        acted = audited("dlq.try", operators.group(args.group), args, command)
-        self._engine.submit(acted, then(call.answer, lambda reply: reply._asdict()))
+        self._submit(call, args, command, lambda reply: reply._asdict())
 
     def tried(self, call: CallContext, args: wire.DlqTried) -> None:
         letter = (args.topic, args.partition, args.offset)
@@ -481,12 +460,13 @@ class DeadLetterCalls:
     def note(self, call: CallContext, args: wire.DlqNote) -> None:
         by = operator_note(args)
         command = letter_notes.NoteFingerprint(args.group, args.fingerprint, args.text, by)
-        self._submit(audited("dlq.note", operators.group(args.group), args, command), call.answer)
+        self._submit(call, args, command, lambda _reply: {})
 
     def save(self, call: CallContext, args: wire.DlqSave) -> None:
         text = "" if args.select is None else args.select.model_dump_json(exclude_defaults=True)
         command = letter_notes.SaveSelection(args.name, text, operator_note(args), call.user)
-        self._submit(audited("dlq.save", f"selection:{args.name}", args, command), call.answer)
+        acted = audited(call.name, f"selection:{args.name}", args, command)
+        self._engine.submit(acted, then(call.answer, lambda _reply: {}))
 
     def saved(self, call: CallContext, args: wire.DlqSaved) -> None:
         known = dict(letter_notes.selections(self.state))
@@ -500,8 +480,16 @@ class DeadLetterCalls:
         ]
         self._engine.answer_when_durable(call.answer, {"selections": found, "next": page.following})
 
-    def _submit(self, command: object, answer: Answer) -> None:
-        self._engine.submit(command, then(answer, lambda _reply: {}))
+    def _submit(
+        self,
+        call: CallContext,
+        args: OperatorArgs,
+        command: object,
+        make: Callable[[Any], dict[str, Any]],
+    ) -> None:
+        """Submit an operator's change of a group's letters."""
+        acted = audited(call.name, operators.group(args.group), args, command)
+        self._engine.submit(acted, then(call.answer, make))
 
 
 def core_selection(args: SelectionArgs) -> LetterSelection:

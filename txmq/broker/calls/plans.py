@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from txmq.broker.calls import operators
-from txmq.broker.calls.dispatcher import Answer, CallContext, Handler, then
+from txmq.broker.calls.dispatcher import CallContext, Handler, then
 from txmq.broker.calls.operators import audited, operator_note
 from txmq.broker.calls.pages import Page, page_of
 from txmq.broker.calls.plan_checks import PlanChecks
@@ -45,13 +46,13 @@ class PlanCalls:
             "plan.letters": self.letters,
             "plan.check": self.check,
             "plan.approve": self.approve,
-            "plan.start": self._order("plan.start", core.StartPlan),
-            "plan.pause": self._order("plan.pause", core.PausePlan),
-            "plan.resume": self._order("plan.resume", core.ResumePlan),
-            "plan.cancel": self._order("plan.cancel", core.CancelPlan),
+            "plan.start": partial(self._order, core.StartPlan),
+            "plan.pause": partial(self._order, core.PausePlan),
+            "plan.resume": partial(self._order, core.ResumePlan),
+            "plan.cancel": partial(self._order, core.CancelPlan),
             "plan.abandon": self.abandon,
             "plan.leave": self.leave,
-            "plan.delete": self._order("plan.delete", core.DeletePlan),
+            "plan.delete": partial(self._order, core.DeletePlan),
             "policy.set": self.set_policy,
             "policy.list": self.list_policies,
         }
@@ -68,7 +69,7 @@ class PlanCalls:
             return
         note = operator_note(args)
         command = core.CreatePlan(args.name, args.group, settings, selection, note)
-        self._submit(audited("plan.create", _about(args.name), args, command), call.answer)
+        self._act(call, args, command)
 
     def _open_letters(self, args: SelectArgs, what: str) -> SelectionArgs | Rejected:
         """Return the selection of open letters that a plan or a policy is about."""
@@ -93,7 +94,7 @@ class PlanCalls:
                 PlanSettings(**args.settings.model_dump()),
             )
         command = SetPolicy(args.group, policy, operator_note(args))
-        acted = audited("policy.set", operators.group(args.group), args, command)
+        acted = audited(call.name, operators.group(args.group), args, command)
         self._engine.submit(acted, then(call.answer, lambda _reply: {}))
 
     def list_policies(self, call: CallContext, args: wire.PolicyList) -> None:
@@ -134,22 +135,22 @@ class PlanCalls:
             call.answer(refused)
             return
         command = building.AddPlanLetters(args.name, args.letters, numbers=args.numbers)
-        self._submit(command, call.answer)
+        self._engine.submit(command, then(call.answer, lambda reply: reply._asdict()))
 
     def freeze(self, call: CallContext, args: wire.PlanOrder) -> None:
         if refused := self._is_searching(args.name):
             call.answer(refused)
             return
         command = building.AddPlanLetters(args.name, (), complete=True)
-        self._submit(audited("plan.freeze", _about(args.name), args, command), call.answer)
+        self._act(call, args, command)
 
     def abandon(self, call: CallContext, args: wire.PlanAbandon) -> None:
         order = abandoning.AbandonPlan(args.name, args.reason, args.operator or "")
-        self._submit(audited("plan.abandon", _about(args.name), args, order), call.answer)
+        self._act(call, args, order)
 
     def leave(self, call: CallContext, args: wire.PlanLeave) -> None:
         order = abandoning.LeavePlan(args.name, args.letters, args.reason)
-        self._submit(audited("plan.leave", _about(args.name), args, order), call.answer)
+        self._act(call, args, order)
 
     def _is_searching(self, name: str) -> Rejected | None:
         """Refuse letters of clients, and a freeze by them: the broker finds the letters
@@ -165,7 +166,7 @@ class PlanCalls:
         if args.operator is None:
             call.answer(_nameless("an approval"))
         else:
-            self._order("plan.approve", core.ApprovePlan)(call, args)
+            self._order(core.ApprovePlan, call, args)
 
     def list_plans(self, call: CallContext, args: wire.PlanList) -> None:
         known = self._state.plans.by_name
@@ -209,16 +210,16 @@ class PlanCalls:
         self._letters.turns.run(call.reader, checks.check(args), call.answer)
 
     def _order(
-        self, name: str, command: Callable[[str, str], object]
-    ) -> Callable[[CallContext, wire.PlanOrder], None]:
-        def submit(call: CallContext, args: wire.PlanOrder) -> None:
-            order = command(args.name, operator_note(args))
-            self._submit(audited(name, _about(args.name), args, order), call.answer)
+        self, command: Callable[[str, str], object], call: CallContext, args: wire.PlanOrder
+    ) -> None:
+        self._act(call, args, command(args.name, operator_note(args)))
 
-        return submit
-
-    def _submit(self, command: object, answer: Answer) -> None:
-        self._engine.submit(command, then(answer, lambda reply: reply._asdict()))
+    def _act(
+        self, call: CallContext, args: wire.PlanCreate | wire.PlanName, command: object
+    ) -> None:
+        """Submit an operator's command about a plan."""
+        acted = audited(call.name, f"plan:{args.name}", args, command)
+        self._engine.submit(acted, then(call.answer, lambda reply: reply._asdict()))
 
 
 def _nameless(what: str) -> Rejected:
@@ -228,10 +229,6 @@ def _nameless(what: str) -> Rejected:
 def _following(page: Page, found: Sequence[dict[str, Any]], name: str) -> str | None:
     """Return where the next page begins, behind what fits in a reply."""
     return page.following if len(found) == len(page.names) else found[-1][name]
-
-
-def _about(name: str) -> str:
-    return f"plan:{name}"
 
 
 def _text(chosen: SelectionArgs) -> str:

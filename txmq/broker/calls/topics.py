@@ -66,7 +66,7 @@ class TopicCalls:
         """Add partitions. Retry for a while if transactions are in the way: nearly all
         are decided within milliseconds.
         """
-        command = _audited("topic.grow", args, rules.GrowTopic(args.name, args.partitions))
+        command = _audited(call, args, rules.GrowTopic(args.name, args.partitions))
         self._grow(call, command, self._clock.seconds() + GROW_S)
 
     def _grow(self, call: CallContext, command: Audited, until: float) -> None:
@@ -87,7 +87,7 @@ class TopicCalls:
         def altered(reply: rules.AlteredTopic) -> dict[str, Any]:
             return _topic_view(reply.view) | {"settings": _settings_view(reply.settings)}
 
-        command = _audited("topic.alter", args, rules.AlterTopic(args.name, args.changes()))
+        command = _audited(call, args, rules.AlterTopic(args.name, args.changes()))
         self._engine.submit(command, then(call.answer, altered))
 
     def schema(self, call: CallContext, args: topics.TopicSchema) -> None:
@@ -106,10 +106,10 @@ class TopicCalls:
         if args.json_schema is None and args.compatibility is None:
             self._engine.submit(command, then(call.answer, changed))
         else:
-            self._engine.submit(_audited("topic.schema", args, command), then(call.answer, changed))
+            self._engine.submit(_audited(call, args, command), then(call.answer, changed))
 
     def delete(self, call: CallContext, args: topics.TopicDelete) -> None:
-        command = _audited("topic.delete", args, rules.DeleteTopic(args.name))
+        command = _audited(call, args, rules.DeleteTopic(args.name))
         self._engine.submit(command, then(call.answer, lambda reply: reply._asdict()))
 
     def describe(self, call: CallContext, args: topics.TopicNames) -> None:
@@ -209,8 +209,8 @@ class TopicCalls:
         return ends
 
 
-def _audited(call: str, args: topics.TopicActs, command: object) -> Audited:
-    return audited(call, operators.topic(args.name), args, command)
+def _audited(call: CallContext, args: topics.TopicActs, command: object) -> Audited:
+    return audited(call.name, operators.topic(args.name), args, command)
 
 
 def _first_refusal(replies: list[object]) -> Rejected:

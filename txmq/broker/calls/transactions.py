@@ -20,7 +20,7 @@ from txmq.core.transactions.jobs import DecideJob, undecided_bundles
 from txmq.core.transactions.model import Transaction, every_batch, get, unknown_transaction
 from txmq.core.transactions.xa import DecideByHand
 from txmq.errors import NotPermitted
-from txmq.model.bundle import BundleState
+from txmq.model.bundle import COMMITTED
 from txmq.model.decider import ByChecker, ByPostgres, DatabaseId
 from txmq.model.message import Decision
 from txmq.model.topic_partition import TopicPartition
@@ -48,7 +48,6 @@ LISTS = {
     "in-doubt": indexes.ListKind.IN_DOUBT,
     "waiting": indexes.ListKind.WAITING,
 }
-COMMITTED = (BundleState.COMMITTED, BundleState.PUBLISHED)
 # of the batches of one transaction, and of all in one reply to a checker, unless the
 # first message of one is larger
 CHECK_BYTES = 1 << 20

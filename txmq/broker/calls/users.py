@@ -44,33 +44,33 @@ class UserCalls:
         verifier = None if args.password is None else tuple(args.password.verifier())
         by, secret = args.operator or "", secrets.token_bytes(32)
         command = rules.SetUser(args.name, args.roles, verifier, by, secret, args.new)  # type: ignore[arg-type]  # a plain tuple
-        self._submit(call, "user.set", args, command)
+        self._submit(call, args, command)
 
     def delete(self, call: CallContext, args: users.UserDelete) -> None:
-        self._submit(call, "user.delete", args, rules.DeleteUser(args.name, args.operator or ""))
+        self._submit(call, args, rules.DeleteUser(args.name, args.operator or ""))
 
     def set_quota(self, call: CallContext, args: users.UserQuota) -> None:
         command = rules.SetQuota(args.name, args.changes(), args.operator or "")
-        self._submit(call, "user.quota", args, command)
+        self._submit(call, args, command)
 
     def add_token(self, call: CallContext, args: users.TokenAdd) -> None:
         digest, by = bytes.fromhex(args.digest), args.operator or ""
         command = rules.MakeToken(args.name, args.token, digest, args.expire_s * SECOND, by)
-        self._submit(call, "token.add", args, command)
+        self._submit(call, args, command)
 
     def revoke_token(self, call: CallContext, args: users.TokenRevoke) -> None:
         command = rules.RevokeToken(args.name, args.token, args.operator or "")
-        self._submit(call, "token.revoke", args, command)
+        self._submit(call, args, command)
 
     def grant(self, call: CallContext, args: users.AclChange) -> None:
         command = rules.GrantAccess(args.name, args.grant(), args.operator or "")
-        self._submit(call, "acl.grant", args, command)
+        self._submit(call, args, command)
 
     def revoke(self, call: CallContext, args: users.AclChange) -> None:
         command = rules.RevokeAccess(args.name, args.grant(), args.operator or "")
-        self._submit(call, "acl.revoke", args, command)
+        self._submit(call, args, command)
 
-    def _submit(self, call: CallContext, name: str, args: users.UserActs, command: object) -> None:
+    def _submit(self, call: CallContext, args: users.UserActs, command: object) -> None:
         def answer(reply: Any) -> None:  # noqa: ANN401  # a Changed, or a Rejected
             if isinstance(reply, Rejected):
                 call.answer(reply)
@@ -79,7 +79,7 @@ class UserCalls:
             if reply.changed:
                 self._changed()
 
-        self._engine.submit(audited(name, f"user:{args.name}", args, command), answer)
+        self._engine.submit(audited(call.name, f"user:{args.name}", args, command), answer)
 
     def list_users(self, call: CallContext, args: users.UserList) -> None:
         by_name = self._engine.state.users.by_name

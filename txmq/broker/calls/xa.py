@@ -16,7 +16,7 @@ from txmq.core.transactions.instances import RegisterInstance
 from txmq.core.transactions.model import get
 from txmq.core.transactions.xa import ForgetHeuristics, NoteHeuristic, ResolveOutcome
 from txmq.errors import OtherLog, UnknownTransaction
-from txmq.model.bundle import BundleState
+from txmq.model.bundle import COMMITTED, BundleState
 from txmq.model.decider import ByForeign, ByHome, DatabaseId, Decider, postgres_branches
 from txmq.model.message import Decision
 from txmq.tx.xid import Xid
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from txmq.wire.calls import xa as wire
 
 MAX_RECENT = 100_000
-COMMITTED = frozenset({BundleState.COMMITTED, BundleState.PUBLISHED})
 
 
 class XaCalls:

@@ -457,7 +457,7 @@ class StorageService:
             archives = self._retention is not None and self._retention.archiving
             self._run("retention", self._remove, archives).addCallback(lambda _: self._forget())
         elif log.end == self._snapshot and self._awaits_snapshot() and not self._follows:
-            self._engine.submit(NoteSnapshot(self._snapshot), lambda _reply: None)
+            self._engine.submit(NoteSnapshot(self._snapshot))
         elif (
             disk.ballast_fits
             and disk.ballast is not None

@@ -216,7 +216,7 @@ class _FetchRequest:
             for offset in range(one.start, one.start + rows):  # neighbours of the batch
                 ref = (one.topic_id, one.partition, offset)
                 command = SetAside(self._member[0], ref, damage[span])
-                self._engine.submit(command, _ignore)
+                self._engine.submit(command)
                 if not is_to_deliver(self._engine.state, command):
                     stopped.discard(tp)
                     number += 1
@@ -375,7 +375,3 @@ def _expired(candidate: Candidate, batches: Batches, now: int) -> frozenset[int]
 def _keys(candidate: Candidate, batch: bytes) -> tuple[int | None, ...]:
     hashes = key_hashes(batch)
     return tuple(hashes[candidate.first_row : candidate.first_row + candidate.rows])
-
-
-def _ignore(reply: object) -> None:
-    """The state says what became of a damaged message."""

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, get_args
 
 from txmq.core.events.consumers import (
     LeasesExpired,
@@ -26,19 +26,9 @@ if TYPE_CHECKING:
     from txmq.broker.reactor.interfaces import Clock, Timer
     from txmq.broker.reactor.protocol import ClientSession
 
-    FreeingEvent = (
-        Returned | Rebalanced | MemberLeft | LeasesExpired | Replayed | LetterTried | PositionReset
-    )
-
 # Events after which messages may be deliverable that were not before, without new ones.
-FREEING_EVENTS = (
-    Returned,
-    Rebalanced,
-    MemberLeft,
-    LeasesExpired,
-    Replayed,
-    LetterTried,
-    PositionReset,
+FreeingEvent = (
+    Returned | Rebalanced | MemberLeft | LeasesExpired | Replayed | LetterTried | PositionReset
 )
 MAX_WAIT_MS = 60_000
 MAX_WAITING = 1_024  # requests of one connection
@@ -89,7 +79,7 @@ class LongPolls:
         self._retrying: Timer | None = None
         engine.on_published.append(self._wake)
         self._freed_groups: set[int] = set()  # to be retried in the next turn
-        for kind in FREEING_EVENTS:
+        for kind in get_args(FreeingEvent):
             engine.listen(kind, self._group_freed)
         engine.listen(TopicDeleted, self._topic_deleted)
 

@@ -21,7 +21,6 @@ from __future__ import annotations
 
 from collections import deque
 from functools import partial
-from itertools import product
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import structlog
@@ -71,6 +70,10 @@ class _PendingReply(NamedTuple):
     deliver: Deliver
     reply: Any
     requester: Requester
+
+
+def _ignore(reply: object) -> None:
+    """Deliver a reply to nobody."""
 
 
 class Engine:
@@ -169,13 +172,13 @@ class Engine:
     def submit(
         self,
         command: object,
-        deliver: Deliver,
+        deliver: Deliver = _ignore,
         *,
         early: FlushEvery | None = None,
         messages: int = 1,
     ) -> None:
         """Decide a command. `deliver` gets the reply, or a Rejected, once everything
-        that it rests on is durable.
+        that it rests on is durable. Without it the state alone says what has changed.
 
         `early`: the reply, to sends and acks only, need not wait for the disk; a sync
         follows by this policy.
@@ -327,22 +330,17 @@ class Engine:
             except Exception:
                 self.fail(Failure())  # the record is not written, so a restart is without it
                 raise
-            if kind is OperatorActed:
+            for listener in self._listeners.get(kind, ()):
+                self._call(listener, event, context)
+            if kind is OperatorActed or batched.BATCHED_EVENTS.get(kind) in self._listeners:
                 self._call_for_parts(event, context)
-            elif (member := batched.MEMBER_EVENTS.get(kind)) is None:
-                for listener in self._listeners.get(kind, ()):
-                    self._call(listener, event, context)
-            elif listeners := self._listeners.get(member):
-                events = batched.events_in(event, context)
-                for (one, its_context), listener in product(events, listeners):
-                    self._call(listener, one, its_context)
         if self.state.topics_with_new_entries:
             self._new_entries.append((end, self.state.topics_with_new_entries.copy()))
             self.state.topics_with_new_entries.clear()
         return end
 
     def _call_for_parts(self, event: Event, context: RecordContext) -> None:
-        """Call the listeners of each part of an operator's change."""
+        """Call the listeners of each event in a batch, or in an operator's change."""
         for one, its_context in batched.events_in(event, context):
             for listener in self._listeners.get(type(one), ()):
                 self._call(listener, one, its_context)
@@ -519,7 +517,7 @@ class Engine:
         """
         if self.store.end > self.store.durable:
             # a reply that waits for the disk lets no asynchronous flush wait
-            waits = _PendingReply(self.store.end, lambda _: None, None, self.requester)
+            waits = _PendingReply(self.store.end, _ignore, None, self.requester)
             self._pending.append(waits)
             self._plan_flush()
         return self.store.end == self.store.durable

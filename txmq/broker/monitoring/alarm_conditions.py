@@ -184,12 +184,23 @@ def retention_held(seen: Conditions) -> str:
 
 
 def transaction_in_doubt(seen: Conditions) -> str | Raised:
-    count = seen.state.listed[ListKind.IN_DOUBT]
+    return _listed(seen, ListKind.IN_DOUBT, "transactions undecided after many check-backs")
+
+
+def transaction_unverified(seen: Conditions) -> str | Raised:
+    return _listed(seen, ListKind.UNVERIFIED, "transactions decided by hand without their database")
+
+
+def heuristic_mixed(seen: Conditions) -> str | Raised:
+    return _listed(seen, ListKind.HEURISTIC, "transactions decided by hand or found mixed")
+
+
+def _listed(seen: Conditions, kind: ListKind, what: str) -> str | Raised:
+    count = seen.state.listed[kind]
     if not count:
         return ""
-    oldest = next(indexes.listed_tokens(seen.state, ListKind.IN_DOUBT)).hex()
-    text = f"transactions undecided after many check-backs: {count}, the oldest is {oldest}"
-    return Raised(text, f"tx:{oldest}")
+    oldest = next(indexes.listed_tokens(seen.state, kind)).hex()
+    return Raised(f"{what}: {count}, the oldest is {oldest}", f"tx:{oldest}")
 
 
 def transaction_oldest_undecided(seen: Conditions) -> str | Raised:
@@ -218,24 +229,6 @@ def transaction_conflict(seen: Conditions) -> str | Raised:
     token = last.token.hex()
     text = f"{last.by} asked to {last.asked.name} transaction {token}, which was decided otherwise"
     return Raised(text, f"tx:{token}")
-
-
-def transaction_unverified(seen: Conditions) -> str | Raised:
-    count = seen.state.listed[ListKind.UNVERIFIED]
-    if not count:
-        return ""
-    token = next(indexes.listed_tokens(seen.state, ListKind.UNVERIFIED)).hex()
-    text = f"transactions decided by hand without their database: {count}, as {token}"
-    return Raised(text, f"tx:{token}")
-
-
-def heuristic_mixed(seen: Conditions) -> str | Raised:
-    count = seen.state.listed[ListKind.HEURISTIC]
-    if not count:
-        return ""
-    oldest = next(indexes.listed_tokens(seen.state, ListKind.HEURISTIC)).hex()
-    text = f"transactions decided by hand or found mixed: {count}, the oldest is {oldest}"
-    return Raised(text, f"tx:{oldest}")
 
 
 def resolver_unreachable(seen: Conditions) -> str:

@@ -38,7 +38,7 @@ class Told(NamedTuple):
 
 
 class Receiver:
-    """What a receiver was told, and when it may be told more."""
+    """A receiver of alarms: those it was told of, and when it may be told more."""
 
     def __init__(self, settings: WebhookSettings | MailSettings) -> None:
         self.settings = settings

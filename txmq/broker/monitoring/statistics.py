@@ -103,7 +103,7 @@ class Statistics:
 
     def _keep(self, step: NoteSeries | None) -> None:
         if step is not None:
-            self._engine.submit(step, lambda _reply: None)
+            self._engine.submit(step)
 
     def tick(self) -> None:
         """Timer: sample some more topics and groups."""

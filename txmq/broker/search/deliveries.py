@@ -17,7 +17,7 @@ from txmq.core.state.restores import all_epochs
 from txmq.core.topics import topics
 from txmq.core.transactions.model import get
 from txmq.errors import CorruptRecord, StoreError
-from txmq.model.bundle import BundleState
+from txmq.model.bundle import COMMITTED
 from txmq.model.topic_partition import TopicPartition
 from txmq.model.units import MILLISECOND
 from txmq.store.log.record import split_body
@@ -296,7 +296,7 @@ class DeliverySearch:
         a rollback gives them back.
         """
         row = get(self._state, event.token)
-        over = row is not None and row.state in (BundleState.COMMITTED, BundleState.PUBLISHED)
+        over = row is not None and row.state in COMMITTED
         action: Any
         for action in event.actions:
             if action[0] != "ack":

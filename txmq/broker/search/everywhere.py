@@ -12,7 +12,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from txmq.broker.search.message_view import describe_message, read_view, weight_of
-from txmq.broker.search.search import SearchQuery, find_by_id, has_content
+from txmq.broker.search.search import SearchQuery, find_by_id
 from txmq.core.state import failed_messages, letter_index
 from txmq.core.state.letter_cells import LetterState
 from txmq.core.state.letter_index import PLACE, PREFIX, Dimension
@@ -301,11 +301,8 @@ class SearchEverywhere:
         if view is None:
             return
         self._read += 1
-        wanted = self._wanted
-        if wanted.key in (None, view.keys[row]) and (
-            wanted.content is None or has_content(view, row, wanted.content)
-        ):
-            self._add(fields | describe_message(view, row, bodies=wanted.bodies))
+        if self._wanted.wants(view, row):
+            self._add(fields | describe_message(view, row, bodies=self._wanted.bodies))
 
 
 def _is_retained(topic: Topic, ref: Place) -> bool:

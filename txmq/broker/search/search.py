@@ -56,6 +56,12 @@ class SearchQuery(NamedTuple):
     bodies: bool = False
     content: Content | None = None
 
+    def wants(self, view: BatchView, row: int) -> bool:
+        """Return whether a message of a batch has the key and the content."""
+        return self.key in (None, view.keys[row]) and (
+            self.content is None or self.content.is_in(view.headers[row], lambda: view.bodies[row])
+        )
+
 
 class SearchPage(NamedTuple):
     """Messages, and the (partition, offset) at which the next page begins; None = the
@@ -172,18 +178,10 @@ class Search:
         if wanted.message is not None and not _holds(view, wanted.message):
             return
         for row in rows:
-            if wanted.key is not None and view.keys[row] != wanted.key:
-                continue
-            if wanted.content is not None and not has_content(view, row, wanted.content):
-                continue
-            if wanted.message is None or view.header.sequence + row == wanted.message[1]:
+            is_it = wanted.message is None or view.header.sequence + row == wanted.message[1]
+            if is_it and wanted.wants(view, row):
                 fields = where | {"offset": place.base + row, "stored_at": entry.stored_at}
                 yield fields | describe_message(view, row, bodies=wanted.bodies)
-
-
-def has_content(view: BatchView, row: int, content: Content) -> bool:
-    """Return whether a message of a batch has what is looked for."""
-    return content.is_in(view.headers[row], lambda: view.bodies[row])
 
 
 def _holds(view: BatchView, found: MessageId) -> bool:

@@ -14,7 +14,7 @@ app = typer.Typer()
 
 
 class Action(StrEnum):
-    """What is done instead of showing alarms."""
+    """Actions beside the showing of alarms."""
 
     TEST = "test"
 

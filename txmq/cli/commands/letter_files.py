@@ -14,7 +14,7 @@ from txmq.cli.options import Group, Operator, Reason, Yes
 from txmq.cli.output import FAILED
 from txmq.cli.parsers import parse_name
 from txmq.client.protocol.calls import calls_by
-from txmq.client.protocol.letter_changes import export_steps, mark_steps
+from txmq.client.protocol.letter_changes import mark_exported, write_letters
 from txmq.client.protocol.letter_file import LetterWriter, new_file, read_file
 from txmq.faces import run
 from txmq.model.measures import counted
@@ -50,18 +50,18 @@ def export(
         if mark:
             raise typer.BadParameter("--mark needs --file: standard output may be lost")
         writer = LetterWriter(sys.stdout.buffer, group)
-        run(export_steps(calls_by(session.client.call), chosen, writer))
+        run(write_letters(calls_by(session.client.call), chosen, writer))
         writer.end()
         return
     with new_file(file, group) as writer:
-        written = run(export_steps(calls_by(session.client.call), chosen, writer))
+        written = run(write_letters(calls_by(session.client.call), chosen, writer))
     shown: dict[str, Any] = {
         "letters": writer.letters,
         "damaged": writer.damaged,
         "file": str(file),
     }
     if mark:
-        marked = run(mark_steps(calls_by(session.client.call), group, written, operator, reason))
+        marked = run(mark_exported(calls_by(session.client.call), group, written, operator, reason))
         refused = [one._asdict() for one in marked.refused]
         shown |= {"marked": len(marked.done), "refused": refused}
     bad = bool(writer.damaged or shown.get("refused"))

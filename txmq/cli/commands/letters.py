@@ -26,9 +26,9 @@ from txmq.cli.parsers import parse_name
 from txmq.cli.replay_plans import replay_all
 from txmq.cli.rows import with_decoded_body, with_places
 from txmq.client.protocol.calls import calls_by
-from txmq.client.protocol.letter_changes import portion_steps, portions_of
+from txmq.client.protocol.letter_changes import change_portions, portions_of
 from txmq.client.protocol.life_events import what_is_known
-from txmq.client.protocol.lives import letter_delivery_steps
+from txmq.client.protocol.lives import deliveries_of_letter
 from txmq.faces import run
 from txmq.model.letter_filter import RETRIED, format_filter
 from txmq.model.measures import counted
@@ -120,7 +120,7 @@ def show(
     if not body:
         shown.pop("body", None)
     shown = with_decoded_body(shown)
-    shown |= run(letter_delivery_steps(calls_by(session.client.call), **place))
+    shown |= run(deliveries_of_letter(calls_by(session.client.call), **place))
     if not session.out.as_json:
         shown["deliveries_known"] = what_is_known(shown["deliveries_known"])
         shown["operations"] = brief_entries(shown.get("operations", ()))
@@ -385,7 +385,7 @@ def change(
     """
     letters = chosen.get("letters")
     portions = [chosen] if letters is None else portions_of(call, letters)
-    changed = run(portion_steps(calls_by(session.client.call), call, portions, **args))
+    changed = run(change_portions(calls_by(session.client.call), call, portions, **args))
     refused = [one._asdict() for one in changed.refused]
     _show_changes(session, {"done": changed.done, "refused": refused})
 

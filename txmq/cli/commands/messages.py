@@ -14,9 +14,8 @@ from txmq.cli.message_search import (
     MostRead,
     SearchBounds,
     Within,
+    bounded_search,
     find_by_id,
-    search_everywhere,
-    search_topic,
 )
 from txmq.cli.options import (
     KeyFilter,
@@ -148,16 +147,16 @@ def find(  # noqa: PLR0913  # its options
     partitions and offsets. Bodies and headers have no index: all messages of that time
     are read for them, as far as --most-read and --within allow.
     """
-    wanted = {"key": key, "id": message, "body": body, "header": header}
+    wanted: dict[str, Any] = {"key": key, "id": message, "body": body, "header": header}
     bounds, at = SearchBounds(most_read, within), _parse_next(after, 3 if topic is None else 2)
-    times = {"start": start, "end": end, "bodies": True}
     if topic is not None:
-        place = {"partition": partition, "offset": offset}
-        found = search_topic(session, topic, wanted | times | place, limit, bounds, after=at)
+        place = {"topic": topic, "partition": partition, "offset": offset}
     elif partition is not None or set(wanted.values()) == {None}:
         raise typer.BadParameter("name a TOPIC, or use --key, --id, --in-body or --header alone")
     else:
-        found = search_everywhere(session, wanted | times, limit, bounds, after=at)
+        place = {}
+    wanted |= place | {"start": start, "end": end, "bodies": True}
+    found = bounded_search(session, wanted, limit, bounds, after=at)
     rows = list(map(with_decoded_body, found.messages))
     shown = {"messages": rows, "more": found.next is not None, "read": found.read}
     following = {"next": found.next} if session.out.as_json else {}

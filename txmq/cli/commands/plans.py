@@ -21,7 +21,7 @@ from txmq.cli.replay_plans import (
     wait_while,
 )
 from txmq.cli.rows import with_places
-from txmq.client.protocol.plans import ENDED, add_calls
+from txmq.client.protocol.plans import ENDED, OUTCOMES, add_calls
 
 app = typer.Typer(
     name="plan",
@@ -29,7 +29,6 @@ app = typer.Typer(
     help="Replay dead letters by plans of the broker: at a rate, with an outcome for each letter.",
 )
 CHECKED = ("checked", "would_replay", "edited", "fenced", "out_of_order", "invalid")
-OUTCOMES = ("planned", "delivered", "processed", "died_again", "skipped", "ended")
 COLUMNS = (
     "name", "group", "state", "letters", "processed", "died_again", "skipped", "eta_s", "why",
 )  # fmt: skip

@@ -26,7 +26,7 @@ app = typer.Typer(
 
 
 class TableUser(StrEnum):
-    """Who works on the tables."""
+    """Users of the tables."""
 
     BROKER = "broker"
     SERVICE = "service"

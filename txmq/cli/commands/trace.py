@@ -17,7 +17,7 @@ from txmq.cli.message_search import (
     MostRead,
     SearchBounds,
     Within,
-    search_everywhere,
+    bounded_search,
 )
 from txmq.cli.options import MessageIdFilter, StoredFrom
 from txmq.cli.output import FAILED
@@ -25,10 +25,10 @@ from txmq.client.protocol.calls import calls_by
 from txmq.client.protocol.life_events import LifeEvent, events_of, name_of, sequence_of
 from txmq.client.protocol.lives import (
     Searched,
-    delivery_steps,
-    followed_steps,
-    life_steps,
+    add_deliveries,
+    add_life,
     search_title,
+    with_correlated,
 )
 from txmq.faces import run
 from txmq.model.measures import counted
@@ -99,14 +99,14 @@ def _search(
 ) -> Searched:
     """Return what criteria find, and what follows from it, with their lives."""
     call = calls_by(session.client.call)
-    searched = search_everywhere(session, wanted, limit, bounds)
+    searched = bounded_search(session, wanted, limit, bounds)
     try:
-        searched = run(followed_steps(call, searched, limit, told=bounds.go_on))
+        searched = run(with_correlated(call, searched, limit, told=bounds.go_on))
     finally:
         bounds.clear()
     for one in searched.messages:
-        run(life_steps(call, one))
-    run(delivery_steps(call, searched.messages))
+        run(add_life(call, one))
+    run(add_deliveries(call, searched.messages))
     return searched
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Unpack, overload
 from uuid import UUID
 from weakref import WeakSet
 
-from txmq.client.aio.closing import AioCloseable
+from txmq.client.aio.closing import AsyncCloseable
 from txmq.client.aio.columns import send_columns
 from txmq.client.aio.consumer.consumer import Consumer, join_group
 from txmq.client.aio.consumer.members import LoopMembers
@@ -57,7 +57,7 @@ if TYPE_CHECKING:  # for programs that have a database
 log = get_logger()
 
 
-class Client(TypedTopicCalls, AwaitedMessageCalls, AioCloseable):
+class Client(TypedTopicCalls, AwaitedMessageCalls, AsyncCloseable):
     """A client of one broker, for the event loop that uses it first. Made by
     `txmq.aio.connect`.
 

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Awaitable
 from types import TracebackType
 from typing import Self
 
 
-class AioCloseable(ABC):
+class AsyncCloseable(ABC):
     """An object for `async with`, closed at the end of the block."""
 
     @abstractmethod
-    async def close(self) -> None:
+    def close(self) -> Awaitable[None]:
         """Close the object."""
 
     async def __aenter__(self) -> Self:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Unpack, overload
 from weakref import WeakSet
 
 from txmq.client.aio.client import Client
-from txmq.client.aio.closing import AioCloseable
+from txmq.client.aio.closing import AsyncCloseable
 from txmq.client.aio.consumer.consumer import Consumers, join_group
 from txmq.client.aio.consumer.members import LoopMembers
 from txmq.client.aio.core import AioCore, finish
@@ -56,7 +56,7 @@ if TYPE_CHECKING:  # for programs that have a database
 log = get_logger()
 
 
-class Cluster(TypedTopicCalls, RoutedSends, ClusterCalls[Client], OneBrokerCalls, AioCloseable):
+class Cluster(TypedTopicCalls, RoutedSends, ClusterCalls[Client], OneBrokerCalls, AsyncCloseable):
     """A client of several brokers, for the event loop that uses it first.
 
     `txmq.aio.connect` makes it from a sequence of URLs. Each broker has a log of its

@@ -65,8 +65,9 @@ class AioCore(MeetsLog):
         self._connection: PersistentConnection | None = None
         self._tasks = set[asyncio.Task[object]]()  # that nobody waits for before `close`
         self._closing: asyncio.Task[None] | None = None
-        # Answers the broker's questions about half messages from now on.
-        self.answer_checks: Callable[[], None] = no_checks
+        # Answers the broker's questions about half messages from now on. A core without
+        # a client is asked nothing.
+        self.answer_checks: Callable[[], None] = lambda: None
         # Of the databases, by system identifier and oid: see awaited/outbox.py.
         self.outbox_stamps: dict[tuple[int, int], int] = {}
 
@@ -296,10 +297,6 @@ class AioCore(MeetsLog):
             task.cancel()
         if self._tasks:
             await asyncio.wait(self._tasks)
-
-
-def no_checks() -> None:
-    """Do nothing: a core without a client is asked nothing."""
 
 
 async def finish(task: asyncio.Future[T]) -> T:

@@ -14,7 +14,7 @@ from functools import partial
 from typing import ParamSpec, Self, TypeVar
 from uuid import UUID
 
-from txmq.client.aio.closing import AioCloseable
+from txmq.client.aio.closing import AsyncCloseable
 from txmq.client.aio.connection import AioConnection, PersistentConnection
 from txmq.client.aio.core import AioCore, finish
 from txmq.client.aio.loop import expire
@@ -48,7 +48,7 @@ T = TypeVar("T")
 log = get_logger()
 
 
-class Receiving(AioCloseable):
+class Receiving(AsyncCloseable):
     """The waits for a reader, of one broker or of several, in one coroutine."""
 
     closed: bool
@@ -116,6 +116,8 @@ class Receiving(AioCloseable):
         """Have the receiver look again."""
         if self._receiver is not None and not self._receiver.done():
             self._receiver.set_result(None)
+
+    # Twisted's face takes the next two from this class, whatever the reader is.
 
     async def commit(self) -> None:
         """Save the positions now; the last message counts as processed."""

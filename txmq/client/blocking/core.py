@@ -39,10 +39,6 @@ from txmq.wire.data_requests import Opcode
 from txmq.wire.json import parse_result
 
 
-def _no_checks() -> None:
-    """Do nothing: a core without a client is asked nothing."""
-
-
 class HasCore(Protocol):
     """A blocking client."""
 
@@ -87,8 +83,9 @@ class BlockingCore(MeetsLog):
             lambda decide: self.sender.request(SideRequest(Opcode.DECIDE, decide)),
             patience=settings.timeout,
         )
-        # Answers the broker's questions about half messages from now on.
-        self.answer_checks: Callable[[], None] = _no_checks
+        # Answers the broker's questions about half messages from now on. A core without
+        # a client is asked nothing.
+        self.answer_checks: Callable[[], None] = lambda: None
         _cores.add(self)
         tell_after_fork(self)
 

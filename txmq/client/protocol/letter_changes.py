@@ -81,7 +81,7 @@ class ImportedLetters(NamedTuple):
     repeated: bool = False
 
 
-async def change_steps(
+async def change_letters(
     call: Calls,
     name: str,
     group: str,
@@ -107,7 +107,7 @@ async def change_steps(
                 hint="give either `letters` or properties",
             )
         portions = portions_of(name, [place_of(letter) for letter in letters])
-    return await portion_steps(call, name, portions, group=group, **args)
+    return await change_portions(call, name, portions, group=group, **args)
 
 
 def portions_of(call: str, places: Sequence[Any]) -> list[dict[str, Any]]:
@@ -118,7 +118,7 @@ def portions_of(call: str, places: Sequence[Any]) -> list[dict[str, Any]]:
     return [{"letters": places[at : at + most]} for at in range(0, len(places), most)]
 
 
-async def portion_steps(
+async def change_portions(
     call: Calls, name: str, portions: Iterable[Mapping[str, Any]], **args: object
 ) -> ChangedLetters:
     """Make a call for each portion of letters, and again for those that it leaves."""
@@ -174,7 +174,7 @@ def _named(letter: DeadLetter) -> dict[str, Any]:
     return {name: getattr(letter, name) for name in ("group", "topic", "partition", "offset")}
 
 
-async def export_steps(
+async def write_letters(
     call: Calls, chosen: Mapping[str, Any], writer: LetterWriter
 ) -> list[list[Any]]:
     """Write the letters of a group and a selection. Return what identifies those that
@@ -193,7 +193,7 @@ async def export_steps(
         more = {"cursor": page["next"]}
 
 
-async def mark_steps(
+async def mark_exported(
     call: Calls, group: str, written: list[list[Any]], operator: str | None, reason: str
 ) -> ChangedLetters:
     """Note with letters that a file has them, once it is on disk."""
@@ -201,4 +201,4 @@ async def mark_steps(
         raise LocalProtocolError("a mark without an operator", hint="name yourself: operator=…")
     portions = portions_of("dlq.exported", written)
     named = {"group": group, "operator": operator, "reason": reason}
-    return await portion_steps(call, "dlq.exported", portions, **named)
+    return await change_portions(call, "dlq.exported", portions, **named)

@@ -53,7 +53,7 @@ class SequenceStep(NamedTuple):
 
     @property
     def indent(self) -> str:
-        """What stands before its name, so that it is behind that of its cause."""
+        """The beginning of its line, which puts its name behind that of its cause."""
         return "  " * min(self.depth, MAX_INDENT) + ("└ " if self.depth else "")
 
 

@@ -36,8 +36,9 @@ class Trace(NamedTuple):
 
 
 class Searched(NamedTuple):
-    """What a search has found. It has come to `next`, in the topic `at`; None = the
-    end. So many messages were `read` for it. `cut`: more were found than the limit.
+    """The messages that a search has found. It has come to `next`, in the topic `at`;
+    None = the end. So many messages were `read` for it. `cut`: more were found than
+    the limit.
     """
 
     messages: list[dict[str, Any]]
@@ -66,20 +67,20 @@ def search_title(criteria: Mapping[str, str | tuple[str, str | None]]) -> str:
     )
 
 
-async def trace_steps(call: Calls, wanted: Mapping[str, Any], limit: int) -> Trace:
+async def trace_messages(call: Calls, wanted: Mapping[str, Any], limit: int) -> Trace:
     """Return the lives of the messages that meet the criteria of `message.search`, and
     of those that follow from them. Raises LocalProtocolError for no criterion.
     """
     if all(value is None for value in wanted.values()):
         raise LocalProtocolError("a trace of nothing", hint="give a key, an id, a body or a header")
-    found = await followed_steps(call, await search_steps(call, wanted, limit), limit)
+    found = await with_correlated(call, await search_messages(call, wanted, limit), limit)
     for one in found.messages:
-        await life_steps(call, one)
-    await delivery_steps(call, found.messages)
+        await add_life(call, one)
+    await add_deliveries(call, found.messages)
     return Trace(found.messages, events_of(found.messages), found.more)
 
 
-async def search_steps(
+async def search_messages(
     call: Calls,
     wanted: Mapping[str, Any],
     limit: int,
@@ -88,25 +89,31 @@ async def search_steps(
     after: Any = None,  # noqa: ANN401  # `next` of another search
     within_ms: int | None = None,
 ) -> Searched:
-    """Search for messages in all topics, by criteria of `message.search`, until so many
-    are found or `told` ends it. A call takes `within_ms` at most, None = no limit.
+    """Search for messages in all topics, by criteria of `message.search`, or in the one
+    that is named, by those of `message.find`, until so many are found or `told` ends
+    it. A call in all topics takes `within_ms` at most, None = no limit.
     """
+    topic = wanted.get("topic")
+    name = "message.search" if topic is None else "message.find"
+    bound = {"within_ms": within_ms} if topic is None else {}
     found: list[dict[str, Any]] = []
     read = 0
     while True:
         size = min(limit - len(found), PAGE)
-        args = {**wanted, "after": after, "limit": size, "within_ms": within_ms}
-        page = await call("message.search", args)
+        page = await call(name, {**wanted, **bound, "after": after, "limit": size})
         found += page["messages"]
         after, read = page["next"], read + page.get("read", 0)
         if wanted.get("id") is not None and found:
             after = None
-        searched = Searched(found, after, None if after is None else page["at"], read)
+        at = None
+        if after is not None:
+            at = page["at"] if topic is None else "/".join(map(str, (topic, *after)))
+        searched = Searched(found, after, at, read)
         if after is None or len(found) >= limit or (told is not None and not told(searched)):
             return searched
 
 
-async def followed_steps(
+async def with_correlated(
     call: Calls,
     found: Searched,
     limit: int,
@@ -123,13 +130,13 @@ async def followed_steps(
     if roots and len(messages) < limit:
         for root in roots:
             if root not in messages and is_message_id(root):
-                first = await search_steps(call, {"id": root}, 1, told=told, within_ms=within_ms)
+                first = await search_messages(call, {"id": root}, 1, told=told, within_ms=within_ms)
                 _by_id(messages, first.messages)
                 if is_cut := first.next is not None:
                     break
         stored = [one["stored_at"] for one in messages.values() if one.get("stored_at")]
         wanted = {"correlations": roots, "start": min(stored, default=None)}
-        others = await search_steps(call, wanted, limit, told=told, within_ms=within_ms)
+        others = await search_messages(call, wanted, limit, told=told, within_ms=within_ms)
     _by_id(messages, others.messages)
     kept = list(messages.values())[:limit]  # what was asked for before what follows from it
     return Searched(
@@ -156,7 +163,7 @@ def _stored_last(message: Mapping[str, Any]) -> int:
     return int(message.get("stored_at") or message.get("born_at") or limits.TIME)
 
 
-async def life_steps(call: Calls, message: dict[str, Any]) -> None:
+async def add_life(call: Calls, message: dict[str, Any]) -> None:
     """Add what became of a message: in its transaction, in each group, by operators."""
     about: list[dict[str, Any]] = []
     if message.get("offset") is not None:
@@ -173,28 +180,28 @@ async def life_steps(call: Calls, message: dict[str, Any]) -> None:
             about += [{"about": f"plan:{name}"} for name in _plans_of(message["life"])]
         about.append({"message": place})
     else:
-        await _transaction_steps(call, message)
+        await _add_transaction(call, message)
     token = _token_of(message)
     if token is not None:
         about.append({"about": f"tx:{token}"})
     entries: list[dict[str, Any]] = []
     for wanted in about:
-        entries += await operation_steps(call, wanted)
+        entries += await read_operations(call, wanted)
     message["audit"] = sorted(entries, key=lambda entry: int(entry["at"]))
 
 
-async def letter_delivery_steps(
+async def deliveries_of_letter(
     call: Calls, group: str, topic: str, partition: int, offset: int
 ) -> dict[str, Any]:
     """Return the fields of a dead letter that tell of its deliveries in its group."""
     life: dict[str, Any] = {"topic": topic, "partition": partition, "offset": offset}
     life["groups"] = [{"group": group, "deliveries": []}]
-    await delivery_steps(call, [{"life": life}], replies=1)
+    await add_deliveries(call, [{"life": life}], replies=1)
     found = life["groups"][0]["deliveries"]
     return {"deliveries": found, "deliveries_known": life["deliveries_known"]}
 
 
-async def delivery_steps(
+async def add_deliveries(
     call: Calls,
     messages: list[dict[str, Any]],
     *,
@@ -260,7 +267,7 @@ def _plans_of(life: dict[str, Any]) -> list[str]:
     return [plan["plan"] for plan in plans if plan]
 
 
-async def _transaction_steps(call: Calls, message: dict[str, Any]) -> None:
+async def _add_transaction(call: Calls, message: dict[str, Any]) -> None:
     """Add the transaction of a message that has no offset, if it came with one."""
     token = message.get("token") or str(message["message_id"]).partition("-")[0]
     try:
@@ -274,7 +281,7 @@ def _token_of(message: dict[str, Any]) -> str | None:
     return message.get("token") if transaction is None else str(transaction["token"])
 
 
-async def operation_steps(call: Calls, wanted: dict[str, Any]) -> list[dict[str, Any]]:
+async def read_operations(call: Calls, wanted: dict[str, Any]) -> list[dict[str, Any]]:
     """Return the newest entries of the audit topic, oldest first."""
     page = await call("audit.list", {"newest": True, "limit": MAX_OPERATIONS, **wanted})
     return [entry for entry in reversed(page["entries"]) if "damaged" not in entry]

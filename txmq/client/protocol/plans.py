@@ -10,6 +10,7 @@ from txmq.errors import LocalProtocolError
 
 PAGE = 1_000
 ENDED = ("done", "cancelled")
+OUTCOMES = ("planned", "delivered", "processed", "died_again", "skipped", "ended")  # of letters
 RESTING = ("planned", "paused", *ENDED)
 Place = tuple[str, int, int]  # topic, partition, offset
 

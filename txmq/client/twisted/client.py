@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Unpack, overload
 
 from txmq.client.aio import client
 from txmq.client.aio import cluster as aio_cluster
+from txmq.client.aio.closing import AsyncCloseable
 from txmq.client.protocol.sender.multi_send import warn_of_unsent
 from txmq.client.protocol.settings import EXIT_S
 from txmq.client.protocol.transaction.checks import Half
@@ -19,7 +20,6 @@ from txmq.client.protocol.transaction.options import (
     XaOptions,
 )
 from txmq.client.twisted.bridge import Bridge
-from txmq.client.twisted.closing import TwistedCloseable
 from txmq.client.twisted.consumer import Consumer
 from txmq.client.twisted.deferring import at_once, deferring, making
 from txmq.client.twisted.messages import TwistedMessageCalls, half_message
@@ -46,7 +46,7 @@ if TYPE_CHECKING:  # for programs that have a database, or a spool
     Checker = Callable[[Half], Decision | Awaitable[Decision]]
 
 
-class Client(TypedTopicCalls, TwistedMessageCalls, TwistedCloseable):
+class Client(TypedTopicCalls, TwistedMessageCalls, AsyncCloseable):
     """A client of one broker, for the reactor's thread. Made by `txmq.twisted.connect`.
 
     An `async with` block closes it at its end. Deferreds fail as the calls of the

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NoReturn, Unpack, overload
 
 from txmq.client.aio import cluster
+from txmq.client.aio.closing import AsyncCloseable
 from txmq.client.protocol.awaited.cluster_calls import OneBrokerCalls
 from txmq.client.protocol.sender.routing import of_one_broker
 from txmq.client.protocol.transaction.options import (
@@ -15,7 +16,6 @@ from txmq.client.protocol.transaction.options import (
 )
 from txmq.client.twisted.bridge import Bridge
 from txmq.client.twisted.client import Client, register
-from txmq.client.twisted.closing import TwistedCloseable
 from txmq.client.twisted.consumer import Consumers
 from txmq.client.twisted.deferring import at_once, deferring, iterating, making
 from txmq.client.twisted.messages import ReplayPlan, half_message
@@ -36,7 +36,7 @@ if TYPE_CHECKING:  # for programs that have a database
     from txmq.tx.postgres.driver import BlockingConnection
 
 
-class Cluster(TypedTopicCalls, OneBrokerCalls, TwistedCloseable):
+class Cluster(TypedTopicCalls, OneBrokerCalls, AsyncCloseable):
     """A client of several brokers, for the reactor's thread.
 
     `txmq.twisted.connect` makes it from a sequence of URLs. Each broker has a log of

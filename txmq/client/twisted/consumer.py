@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from twisted.internet.defer import Deferred, succeed
 
+from txmq.client.aio.closing import AsyncCloseable
 from txmq.client.aio.consumer import consumer
 from txmq.client.aio.consumer.consumer import AioConsumer
 from txmq.client.aio.consumer.runner import Handler
@@ -18,7 +19,6 @@ from txmq.client.protocol.consumer.handlers import D, HandlerOptions, require_ha
 from txmq.client.protocol.consumer.settings import ConsumerSettings
 from txmq.client.protocol.consumer.stats import ConsumerStats
 from txmq.client.twisted.bridge import Bridge
-from txmq.client.twisted.closing import TwistedCloseable
 from txmq.client.twisted.deferring import at_once, deferring, iterating
 from txmq.model.durations import Duration
 from txmq.model.message import ReceivedMessage
@@ -30,7 +30,7 @@ if TYPE_CHECKING:  # for programs that have a database
 B = TypeVar("B", bound="BlockingConnection")
 
 
-class TwistedConsumer(TwistedCloseable):
+class TwistedConsumer(AsyncCloseable):
     """A consumer of one broker or of several, for the reactor's thread, and for use
     with `async with`.
 

@@ -6,15 +6,15 @@ from collections.abc import AsyncIterator
 from typing import NoReturn
 
 from txmq.client.aio import reader, readers
+from txmq.client.aio.closing import AsyncCloseable
 from txmq.client.protocol.reader import positions_of_one_broker
 from txmq.client.twisted.bridge import Bridge
-from txmq.client.twisted.closing import TwistedCloseable
 from txmq.client.twisted.deferring import deferring
 from txmq.model.message import ReceivedMessage
 from txmq.model.topic_partition import PartitionName
 
 
-class TwistedReader(TwistedCloseable):
+class TwistedReader(AsyncCloseable):
     """A reader of one broker or of several, for use with `async with`."""
 
     _bridge: Bridge

@@ -313,7 +313,7 @@ class ReportStored(NamedTuple):
 
 
 class RetryChange(IntEnum):
-    """What an operator does with a message that is retried."""
+    """Actions of an operator on a message that is retried."""
 
     NOW = 1  # it does not wait for its next attempt
     BURY = 2  # it has no further attempt, and is a dead letter

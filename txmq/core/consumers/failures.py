@@ -331,8 +331,10 @@ def _change_letters(
     refused: list[tuple[str, int, int, str]] = []
     for letter in dict.fromkeys(letters):
         ref, row = find_message(state, group, *letter)
-        if ref is None or row is None or (reason := closed_reason(row) or refuses(state, row)):
-            refused.append((*letter, closed_reason(row) or reason))
+        if ref is None or row is None:
+            refused.append((*letter, closed_reason(None)))
+        elif reason := closed_reason(row) or refuses(state, row):
+            refused.append((*letter, reason))
         else:
             found.append((ref, row, letter))
     found.sort(key=lambda item: (item[1].visible_at, item[0]))

@@ -267,9 +267,8 @@ class FailureChanges:
         """
         if self.is_fenced(ref, row.key_hash):
             self.park(ref, row)
-            return
-        self._moves.append(Move(*ref, row._replace(kind=FailedKind.RETRY, due=due, store=b"")))
-        self._set_head(ref, row.key_hash, FenceState.RETRYING)
+        else:
+            self.lead(ref, row, due)
 
     def dead_head(self, ref: MessageRef, key_hash: int | None) -> MessageRef | None:
         """Return the dead letter that this message would have to wait behind, until an
@@ -284,8 +283,8 @@ class FailureChanges:
         return (ref[0], fence.partition, fence.offset) if is_dead else None
 
     def lead(self, ref: MessageRef, row: FailedMessage, due: int) -> None:
-        """Schedule the next delivery of a message that becomes the head of its key, in
-        place of a dead letter that is parked behind it.
+        """Schedule the next delivery of a message as the head of its key. A dead letter
+        that has been its head has to be parked then.
         """
         self._moves.append(Move(*ref, row._replace(kind=FailedKind.RETRY, due=due, store=b"")))
         self._set_head(ref, row.key_hash, FenceState.RETRYING)

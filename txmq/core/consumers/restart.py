@@ -1,4 +1,4 @@
-"""What a start of the broker means for consumer groups."""
+"""Changes of consumer groups at a start of the broker."""
 
 from __future__ import annotations
 

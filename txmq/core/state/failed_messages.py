@@ -29,7 +29,7 @@ MAX_CLOSED_READ = 1_000  # abandoned letters of a partition, before its first ot
 
 
 class Standing(Enum):
-    """What a row of table `failed` stands for."""
+    """Meanings of a row of table `failed`."""
 
     STORED = auto()  # what it says
     PUT_BACK = auto()  # a retry, since its plan has passed the letter

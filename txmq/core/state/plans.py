@@ -8,12 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from txmq.store import tables as t
-
-if TYPE_CHECKING:
-    pass
 
 COUNTERS_KEY = t.PLAN_KEY.pack(0)
 UNSWEPT_AT = 19  # in a plan's row

@@ -319,7 +319,6 @@ def publish(
     for batch, base in placed:
         topic = state.topics_by_id[batch.topic_id]
         lost_batches.move_end(state, topic, batch.partition, base, batch.count, context)
-        state.dirty_topics.add(batch.topic_id)
         publish_batch(state, batch, base, context)
     for batch in unit.batches:
         if batch.delay is not None and unit.token is not None:

@@ -37,7 +37,8 @@ if TYPE_CHECKING:
     from txmq.core.topics.key_order import Publishable
     from txmq.core.transactions.model import Transaction
 
-MEMBER_EVENTS = {
+# Events of several bundles or batches, with the event that each of these is.
+BATCHED_EVENTS = {
     GroupsStored: PartStored,
     GroupsDecided: Decided,
     BatchesStored: BatchStored,

@@ -1,4 +1,4 @@
-"""What waits on the disks of producers and consumers
+"""Files of producers and consumers for what waits on their disks
 (docs/decisions/0090-local-stores.md).
 
 `database` is a file with its owner and its group commit, `damage` its opening. `store`

@@ -131,16 +131,14 @@ class KnownReports(NamedTuple):
     most: int = UNBOUNDED
     remembered: bool = False  # in a data directory
 
-    def reported(self, stored: int = 0, of_directory: int = 0) -> KnownReports:
-        """Return what is known after a report; without its numbers it may be lost."""
-        if stored:
-            most = of_directory if self.remembered else UNBOUNDED
-            return self._replace(stored=stored, most=most)
-        return self.begun()
+    def reported(self, stored: int, of_directory: int) -> KnownReports:
+        """Return what is known after a report, by the numbers that are stored then."""
+        most = of_directory if self.remembered else UNBOUNDED
+        return self._replace(stored=stored, most=most)
 
     def begun(self) -> KnownReports:
-        """Return what is known while a report is on its way: a crash may leave it
-        stored or not.
+        """Return what is known while a report is on its way, or may be lost again: it
+        is stored or not.
         """
         return self if self.most == UNBOUNDED else self._replace(most=self.most + 1)
 
@@ -176,22 +174,12 @@ def report_with_lease(
     Returns what is known then; nothing new where a failover might undo the report, as
     no standby has confirmed it. Raises LeaseRefused, DatabaseError.
     """
-    values = lease._asdict() | {
-        "log_id": str(lease.log_id),
-        "directory": str(lease.directory),
-        "name": name,
-        "oldest": None if oldest_undecided is None else str(oldest_undecided),
-        "seen": known.stored,
-        "most": known.most,
-        "remembered": int(known.remembered),
-    }
-    with translated("reporting a broker"), plain_cursor(connection) as cursor:
-        with noted(connection) as notices:
-            cursor.execute(_LEASED_REPORT, values)
-        row = cursor.fetchone()
-    if row is None:
+    oldest = None if oldest_undecided is None else str(oldest_undecided)
+    with translated("reporting a broker"):
+        reported = _count_report(connection, _LEASED_REPORT, lease, known, name=name, oldest=oldest)
+    if reported is None:
         raise _refusal(lease, _read_lease(connection, lease.log_id), known)
-    return known.reported() if notices else known.reported(*row)
+    return reported
 
 
 def holds(connection: Connection, lease: DatabaseLease, known: KnownReports) -> bool:
@@ -282,7 +270,21 @@ def confirm(
     Returns what is known then, None where the database does not hold the lease. Raises
     DatabaseError.
     """
-    values = {
+    with translated("confirming a broker's lease"):
+        return _count_report(connection, _CONFIRM, lease, known)
+
+
+def _count_report(
+    connection: Connection,
+    statement: str,
+    lease: DatabaseLease,
+    known: KnownReports,
+    **values: str | None,
+) -> KnownReports | None:
+    """Carry out a statement that counts a report. Return what is known then, None where
+    the database does not hold the lease, or other reports.
+    """
+    counted = {
         "log_id": str(lease.log_id),
         "directory": str(lease.directory),
         "boot_epoch": lease.boot_epoch,
@@ -290,13 +292,13 @@ def confirm(
         "most": known.most,
         "remembered": int(known.remembered),
     }
-    with translated("confirming a broker's lease"), plain_cursor(connection) as cursor:
+    with plain_cursor(connection) as cursor:
         with noted(connection) as notices:
-            cursor.execute(_CONFIRM, values)
+            cursor.execute(statement, counted | values)
         row = cursor.fetchone()
     if row is None:
         return None
-    return known.reported() if notices else known.reported(*row)
+    return known.begun() if notices else known.reported(*row)
 
 
 def take_over(connection: Connection, log_id: UUID, directory: UUID, reason: str) -> None:

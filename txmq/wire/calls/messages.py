@@ -79,7 +79,7 @@ class MessageCriteria(Args):
 
     @property
     def content(self) -> Content | None:
-        """What has to be in the messages; None = anything."""
+        """The content that the messages have to have; None = any."""
         return content_of(self.body, self.header)
 
     @property

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Mapping, Sequence
 from typing import Any, TypeVar, Unpack, overload
 
-from txmq.client.aio.closing import AioCloseable
+from txmq.client.aio.closing import AsyncCloseable
 from txmq.client.aio.consumer.group_member import LoopMember
 from txmq.client.aio.consumer.members import LoopMembers
 from txmq.client.aio.consumer.runner import Handler, PlainWorker, run_workers
@@ -37,7 +37,7 @@ class Done:
 DONE = Done()
 
 
-class AioConsumer(ConsumerCalls[LoopMember], AioCloseable):
+class AioConsumer(ConsumerCalls[LoopMember], AsyncCloseable):
     """A consumer of one broker or of several, for its client's loop, and for use with
     `async with`.
 

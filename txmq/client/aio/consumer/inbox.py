@@ -15,7 +15,7 @@ from txmq.client.aio.consumer.group_member import LoopMember
 from txmq.client.aio.consumer.members import LoopMembers
 from txmq.client.aio.consumer.runner import Worker
 from txmq.client.protocol.awaited import inbox
-from txmq.client.protocol.awaited.inbox import EVERY_S, InboxSteps, Stopped, outstanding
+from txmq.client.protocol.awaited.inbox import EVERY_S, InboxWork, Stopped, outstanding
 from txmq.client.protocol.consumer.fetched import DeliveredMessage
 from txmq.tx.postgres.driver import Driver
 from txmq.tx.postgres.drivers import async_driver
@@ -84,8 +84,8 @@ class Inbox(inbox.Inbox):
             await asyncio.sleep(EVERY_S)
 
 
-class InboxWorker(InboxSteps, Worker):
-    """A worker with a connection of its own: see InboxSteps."""
+class InboxWorker(InboxWork, Worker):
+    """A worker with a connection of its own: see InboxWork."""
 
     async def process(self, messages: Sequence[DeliveredMessage]) -> None:
         try:

@@ -20,6 +20,7 @@ from txmq.client.protocol.transaction.options import (
 
 if TYPE_CHECKING:  # for programs that have a database
     from txmq.client.aio.transaction.enlisted import EnlistedTransaction
+    from txmq.client.aio.transaction.postgres import PostgresTransaction
     from txmq.client.aio.transaction.xa import XaTransaction
 
 
@@ -28,8 +29,9 @@ def begin(
     connection: object,
     checker: str | None,
     options: TransactionOptions,
+    kind: type[PostgresTransaction] | None = None,
 ) -> Transaction:
-    """Return a transaction that is not entered yet.
+    """Return a transaction that is not entered yet; with a database, of that `kind`.
 
     Raises ConfigError or LocalProtocolError.
     """
@@ -40,9 +42,11 @@ def begin(
         return HalfTransaction(core, checker, timeout=timeout, check_after=check_after)
     if connection is NO_CONNECTION:
         return LocalTransaction(core, timeout=timeout)
-    from txmq.client.aio.transaction.postgres import PostgresTransaction  # noqa: PLC0415
+    if kind is None:
+        from txmq.client.aio.transaction.postgres import PostgresTransaction  # noqa: PLC0415
 
-    return PostgresTransaction(
+        kind = PostgresTransaction
+    return kind(
         core,
         connection,
         timeout=timeout,
@@ -71,20 +75,12 @@ def enlist(
         enlisted_in,
     )
 
-    core = cores[0]
     known = enlisted_in(connection)
     if known is not None:
-        known.require_joinable(core, options)
+        known.require_joinable(cores[0], options)
         return known
-    timeout, check_after, weak, outbox = checked_options(core.settings, connection, None, options)
-    transaction = EnlistedTransaction(
-        core,
-        connection,
-        timeout=timeout,
-        check_after=check_after,
-        allow_weak_commit=weak,
-        outbox=outbox,
-    )
+    transaction = begin(cores[0], connection, None, options, EnlistedTransaction)
+    assert isinstance(transaction, EnlistedTransaction), "of that kind"
     if routing is not None:
         transaction._spread(cores, routing)  # noqa: SLF001  # not the user's call
     transaction.join(options, hooks=hooks)

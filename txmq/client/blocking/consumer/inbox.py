@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from txmq.client.blocking.at_once import CoreAtOnce
 from txmq.client.blocking.consumer.runner import MessageSource, Runner
 from txmq.client.protocol.awaited import inbox, inbox_opening
-from txmq.client.protocol.awaited.inbox import EVERY_S, InboxSteps, Stopped, outstanding
+from txmq.client.protocol.awaited.inbox import EVERY_S, InboxWork, Stopped, outstanding
 from txmq.client.protocol.consumer.handlers import HandlerOptions, require_finished
 from txmq.errors import TxmqError
 from txmq.faces import run
@@ -160,7 +160,7 @@ class _Batch(NamedTuple):
 EMPTY = _Batch(())
 
 
-class InboxWorker(InboxSteps):
+class InboxWorker(InboxWork):
     """The work of one thread.
 
     If messages wait, the next ones are received before the COMMIT of those before, so
@@ -179,7 +179,7 @@ class InboxWorker(InboxSteps):
         options: HandlerOptions,
         stop: Event,
     ) -> None:
-        """See InboxSteps."""
+        """See InboxWork."""
         lists = options.batch is not None
         super().__init__(source, inboxes, handler, Database(connect), lists=lists)
         self._options, self._stop = options, stop

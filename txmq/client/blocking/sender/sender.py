@@ -52,7 +52,8 @@ log = get_logger()
 class Sender:
     """One connection and one producer session for all threads of a client.
 
-    Its thread starts at the first use.
+    Its thread starts at the first use. `SpoolingSender` overrides the steps in which a
+    spool takes part, such as `_claim_reads`.
     """
 
     def __init__(

@@ -19,7 +19,7 @@ from txmq.client.protocol.transaction.options import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from txmq.client.blocking.transaction.enlisted import EnlistedTransaction
     from txmq.client.blocking.transaction.postgres import PostgresTransaction
@@ -33,7 +33,7 @@ def begin(
     connection: BlockingConnection | Nobody,
     checker: str | None,
     options: TransactionOptions,
-    kind: Callable[[], type[PostgresTransaction]] | None = None,
+    kind: type[PostgresTransaction] | None = None,
 ) -> Transaction:
     """Return a transaction that is not entered yet; with a database, of that `kind`.
 
@@ -46,7 +46,7 @@ def begin(
         return HalfTransaction(core, checker, timeout=timeout, check_after=check_after)
     if connection is NO_CONNECTION:
         return LocalTransaction(core, timeout=timeout)
-    return (kind or _postgres_transaction)()(
+    return (kind or _postgres_transaction())(
         core,
         connection,
         timeout=timeout,
@@ -80,7 +80,7 @@ def enlist(
     if known is not None:
         known.require_joinable(cores[0], options)
         return known
-    transaction = begin(cores[0], connection, None, options, lambda: EnlistedTransaction)
+    transaction = begin(cores[0], connection, None, options, EnlistedTransaction)
     assert isinstance(transaction, EnlistedTransaction), "of that kind"
     if routing is not None:
         transaction._spread(cores, routing)  # noqa: SLF001  # not the user's call

@@ -197,7 +197,7 @@ class _NotOpen(Exception):
     """
 
 
-class InboxSteps(ABC):
+class InboxWork(ABC):
     """The work of one worker, which has a connection of its own."""
 
     def __init__(

@@ -19,16 +19,16 @@ from txmq.client.protocol.letter_changes import (
     ImportedLetters,
     Place,
     Trial,
-    change_steps,
-    export_steps,
-    mark_steps,
+    change_letters,
+    mark_exported,
     redrive_args,
     tried_args,
     try_args,
+    write_letters,
 )
 from txmq.client.protocol.letter_file import copies_of, new_file
 from txmq.client.protocol.letters import DeadLetter, LetterOptions, selection_args
-from txmq.client.protocol.lives import Trace, trace_steps
+from txmq.client.protocol.lives import Trace, trace_messages
 from txmq.client.protocol.message_search import message_id_of
 from txmq.client.protocol.named_jobs import current_job
 from txmq.client.protocol.transaction.job_decision import require_committed
@@ -74,7 +74,7 @@ class AwaitedLetterCalls:
         For many letters, a `plan` has a rate and rules to stop by.
         """
         by = {"operator": operator, "reason": reason}
-        return await change_steps(
+        return await change_letters(
             self._core.call, "dlq.replay", group, letters, saved, selection, **by
         )
 
@@ -90,7 +90,7 @@ class AwaitedLetterCalls:
     ) -> ChangedLetters:
         """Close open dead letters for good; their keys go on."""
         by = {"operator": operator, "reason": reason}
-        return await change_steps(
+        return await change_letters(
             self._core.call, "dlq.abandon", group, letters, saved, selection, **by
         )
 
@@ -145,7 +145,7 @@ class AwaitedLetterCalls:
         **by: str,
     ) -> ChangedLetters:
         chosen: LetterOptions = {"states": RETRIED, **selection} if selection else {}
-        return await change_steps(self._core.call, call, group, messages, None, chosen, **by)
+        return await change_letters(self._core.call, call, group, messages, None, chosen, **by)
 
     async def redrive_letters(  # noqa: PLR0913  # what a redrive is
         self,
@@ -169,7 +169,7 @@ class AwaitedLetterCalls:
         """
         args = redrive_args(to, to_group, abandon=abandon, again=again)
         by = {"operator": operator, "reason": reason}
-        return await change_steps(
+        return await change_letters(
             self._core.call, "dlq.redrive", group, letters, saved, selection, **args, **by
         )
 
@@ -213,10 +213,10 @@ class AwaitedLetterCalls:
         """
         chosen = {"group": group, **selection_args(saved, selection)}
         with new_file(Path(file), group) as writer:
-            written = await export_steps(self._core.call, chosen, writer)
+            written = await write_letters(self._core.call, chosen, writer)
         marked = ChangedLetters([], [])
         if mark:
-            marked = await mark_steps(self._core.call, group, written, operator, reason)
+            marked = await mark_exported(self._core.call, group, written, operator, reason)
         return ExportedLetters(writer.letters, writer.damaged, len(marked.done), marked.refused)
 
     async def import_letters(
@@ -271,4 +271,4 @@ class AwaitedLetterCalls:
         """
         name = None if message_id is None else message_id_of(message_id)
         wanted = {"key": key, "id": name, "body": body, "header": header}
-        return await trace_steps(self._core.call, wanted, limit)
+        return await trace_messages(self._core.call, wanted, limit)

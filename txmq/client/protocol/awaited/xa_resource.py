@@ -19,12 +19,11 @@ from txmq.client.protocol.transaction.lifecycle import Stage
 from txmq.client.protocol.transaction.operations import B, BundleOperations
 from txmq.errors import ConfigError
 from txmq.errors.xa import XaDuplicate, XaHeuristic, XaInvalid, XaProtocol, XaRolledBack, XaUnknown
-from txmq.model.bundle import BundleState
+from txmq.model.bundle import COMMITTED, BundleState
 from txmq.model.message import COMMIT, ROLLBACK, Decision, check_name
 from txmq.tx.xid import LARGEST_FORMAT, LONGEST_PART, Xid
 
 PAGE = 1_000
-COMMITTED = (BundleState.COMMITTED, BundleState.PUBLISHED)
 
 
 class XidLike(Protocol):

@@ -123,7 +123,7 @@ class MemberState:
 
     @property
     def rejoined(self) -> int:
-        """How often the member has joined its group again."""
+        """The number of times that the member has joined its group again."""
         return self.member.stats.rejoined
 
     def counters(self) -> ConsumerStats:

@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from hashlib import sha256
 from math import inf
 from os import PathLike
-from typing import Any, Literal, TypedDict, Unpack
+from typing import Any, Literal, TypedDict, Unpack, get_args
 
 from txmq.client.protocol.typed.bodies import Topics, TypedBodies, models_of, topic_names
 from txmq.errors import LocalProtocolError
@@ -24,10 +24,8 @@ OnFailure = Literal["broker", "local"]
 OnExhausted = Literal["park", "block", "skip"]
 Strategy = Literal["average", "circular", "consistent", "sticky"]
 Start = Literal["first", "last"]
-MODES, POLICIES = ("concurrent", "ordered", "broadcast"), ("park", "block", "skip")
 MAX_FILTER = 200  # characters of what a member tells of its filter
 STORE_LIMITS = ("local_store_bytes", "local_store_messages")
-STRATEGIES, STARTS = ("average", "circular", "consistent", "sticky"), ("first", "last")
 
 
 class ConsumerOptions(TypedDict, total=False):
@@ -169,8 +167,8 @@ class ConsumerSettings:
 
     @property
     def filter(self) -> str:
-        """What the member takes, for operators and for the comparison with other
-        members; "" = everything. The end of a long one is its digest.
+        """A text of the messages that the member takes, for operators and for the
+        comparison with other members; "" = all. The end of a long one is its digest.
         """
         parts = []
         if self.tags is not None:
@@ -207,10 +205,10 @@ def consumer_settings(
             "a static member needs a name, and a mode other than broadcast",
             hint='give it a name: member="billing-1"',
         )
-    _check_choice("mode", options.get("mode", "concurrent"), MODES)
-    _check_choice("on_exhausted", options.get("on_exhausted"), (None, *POLICIES))
-    _check_choice("strategy", options.get("strategy"), (None, *STRATEGIES))
-    _check_choice("on_failure", options.get("on_failure", "broker"), ("broker", "local"))
+    _check_choice("mode", options.get("mode", "concurrent"), get_args(Mode))
+    _check_choice("on_exhausted", options.get("on_exhausted"), (None, *get_args(OnExhausted)))
+    _check_choice("strategy", options.get("strategy"), (None, *get_args(Strategy)))
+    _check_choice("on_failure", options.get("on_failure", "broker"), get_args(OnFailure))
     for name in ("prefetch_messages", "prefetch_bytes", "attempts_in_place", *STORE_LIMITS):
         _check_number(name, options.get(name), "use a whole number above 0", above=0)
     _check_rate(options.get("messages_per_s"))
@@ -323,7 +321,7 @@ def _start(start: Start | datetime | timedelta | int | None) -> Start | int | No
         return -span_in_microseconds(start)
     if start is None or isinstance(start, int | datetime):
         return None if start is None else to_micros(start)
-    if start not in STARTS:
+    if start not in get_args(Start):
         raise LocalProtocolError(
             f"start is {start!r}",
             hint='use "first", "last", a datetime with a time zone, or timedelta(hours=2) for'

@@ -365,18 +365,22 @@ class InFlightRequests:
         for batch in retries:
             self._fail(batch, ConnectionLost(f"no receipt came: {error.message}"))
 
-    def fail_older(self, before: float, error: TxmqError) -> None:
-        """Fail messages that were appended before that moment and never sent."""
-        self._drain_older(before)
-        queue, self._batcher.queue = self._batcher.queue, deque()
-        for pending in queue:
-            end = bisect(pending.append_times, before)
+    def fail_older(self, before: float, error: TxmqError, *, in_turn_only: bool = False) -> None:
+        """Fail messages that were appended before that moment and never sent;
+        `in_turn_only`: those that could go to another broker.
+        """
+        if self._accumulator.has_older(before):
+            self._batcher.queue.extend(self._accumulator.drain())
+        left: deque[PendingBatch] = deque()
+        for pending in self._batcher.queue:
+            stays = in_turn_only and pending.destination.partition != IN_TURN
+            end = 0 if stays else bisect(pending.append_times, before)
             if end:
                 self._fail(pending.slice_rows(0, end), error)
             if end < len(pending.append_times):
-                self._batcher.queue.append(
-                    pending.slice_rows(end, len(pending.append_times)) if end else pending
-                )
+                rest = pending.slice_rows(end, len(pending.append_times)) if end else pending
+                left.append(rest)
+        self._batcher.queue = left
 
     def expire(self, before: float, connection_error: str) -> None:
         """Fail all unanswered requests that were appended before that moment.
@@ -392,42 +396,13 @@ class InFlightRequests:
             self._fail(batch, _expired(connection_error))
         for side in self._side_requests.drain_older(before):
             self._fail(side, side.throttled or _expired(connection_error))
-        self._drain_older(before)
-        self._batcher.queue = deque(
-            younger
-            for pending in self._batcher.queue
-            if (younger := self._expire_unsent(pending, before, connection_error))
-        )
+        self.fail_older(before, self._not_sent(connection_error))
 
     def fail_unsent(self, before: float) -> None:
         """Fail messages that were appended before that moment and never sent, and that
         could go to another broker.
         """
-        self._drain_older(before)
-        queue, self._batcher.queue = self._batcher.queue, deque()
-        for pending in queue:
-            younger = (
-                self._expire_unsent(pending, before, "no connection")
-                if pending.destination.partition == IN_TURN
-                else pending
-            )
-            if younger is not None:
-                self._batcher.queue.append(younger)
-
-    def _drain_older(self, before: float) -> None:
-        if self._accumulator.has_older(before):
-            self._batcher.queue.extend(self._accumulator.drain())
-
-    def _expire_unsent(
-        self, pending: PendingBatch, before: float, connection_error: str
-    ) -> PendingBatch | None:
-        """Fail the older messages of a batch that was never sent; return the rest."""
-        end = bisect(pending.append_times, before)
-        if not end:
-            return pending
-        self._fail(pending.slice_rows(0, end), self._not_sent(connection_error))
-        count = len(pending.append_times)
-        return pending.slice_rows(end, count) if end < count else None
+        self.fail_older(before, self._not_sent("no connection"), in_turn_only=True)
 
     def _not_sent(self, connection_error: str) -> TxmqError:
         if self._throttled is not None and not connection_error:

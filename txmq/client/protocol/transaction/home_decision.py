@@ -16,7 +16,7 @@ from txmq.errors import (
     TransactionAborted,
     TxmqError,
 )
-from txmq.model.bundle import BundleState
+from txmq.model.bundle import COMMITTED, BundleState
 from txmq.model.message import COMMIT, ROLLBACK, UNKNOWN, Decision
 
 DECIDED_BY_LIMIT = 127  # characters; brokers refuse longer names
@@ -40,7 +40,7 @@ def decision_of(state: object, why: str = "") -> HomeDecision:
     """Return the decision that a state of the home broker's bundle shows."""
     if state == BundleState.ROLLED_BACK:
         return HomeDecision(ROLLBACK, why=why)
-    if state in (BundleState.COMMITTED, BundleState.PUBLISHED):
+    if state in COMMITTED:
         return HomeDecision(COMMIT, published=state == BundleState.PUBLISHED, why=why)
     return HomeDecision(UNKNOWN, why=why)
 

@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from functools import lru_cache
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import psycopg
 from psycopg import adapt, postgres, pq, rows, sql
@@ -44,12 +44,6 @@ REFUSED: Final = "cannot be used during a two-phase transaction"  # psycopg's wo
 _NOT_WATCHED: Final = object()
 
 
-class _Settings(NamedTuple):
-    """Settings of the caller's connection that a block changes for a while."""
-
-    autocommit: bool
-
-
 class PsycopgDriver:
     """A connection of psycopg 3. For one thread, or one task."""
 
@@ -59,7 +53,7 @@ class PsycopgDriver:
         self.connection = connection
         self.awaits = isinstance(connection, psycopg.AsyncConnection)
         self.interruption: BaseException | None = None
-        self._settings: _Settings | None = None
+        self._autocommit: bool | None = None  # as a block, if one is begun, has found it
         self._factory: Any = _NOT_WATCHED
         self._held = False
 
@@ -83,7 +77,7 @@ class PsycopgDriver:
 
     @property
     def begun(self) -> bool:
-        return self._settings is not None
+        return self._autocommit is not None
 
     @property
     def holds_begun(self) -> bool:
@@ -205,7 +199,7 @@ class PsycopgDriver:
 
     async def begin(self, name: str) -> bool | None:
         connection = self.connection
-        self._settings = _Settings(connection.autocommit)
+        self._autocommit = connection.autocommit
         deferrable = connection.deferrable
         try:
             if connection.autocommit:
@@ -275,11 +269,9 @@ class PsycopgDriver:
         return True
 
     async def restore(self) -> None:
-        if self._settings is None:
-            return
-        settings, self._settings = self._settings, None
-        with suppress(psycopg.Error):  # closed, or it was lost
-            if settings.autocommit:
+        autocommit, self._autocommit = self._autocommit, None
+        if autocommit:
+            with suppress(psycopg.Error):  # closed, or it was lost
                 await self._do(self.connection.set_autocommit, True)
 
     async def finish_prepared(self, gid: str, *, commit: bool) -> None:
