@@ -68,6 +68,11 @@ if (folded) folded.open = true;
 button.focus();
 return document.activeElement === button ? button : null;
 """
+FOCUS = """
+const field = document.querySelector(`[name="${arguments[0]}"]`);
+if (field) field.focus();
+return Boolean(field) && document.activeElement === field;
+"""
 PLAN_STATE = """
 const facts = [...document.querySelectorAll("dl.facts > *")];
 return facts.map((one) => one.innerText).find((text) => /^State/i.test(text)) || "";
@@ -169,6 +174,14 @@ class Console(NamedTuple):
 
         wait_until(finds, what=f"a button {label!r}")
         return found[0]
+
+    def fill(self, name: str, text: str) -> None:
+        """Fill a field in, which holds a live part still."""
+        driver = self.browser.driver
+        wait_until(lambda: driver.execute_script(FOCUS, name), what=f"a field {name!r}")
+        field = driver.switch_to.active_element
+        field.clear()
+        field.send_keys(text)
 
     def plan_state(self) -> str:
         """Return what the page of a plan says of its state, read at once."""
@@ -338,7 +351,7 @@ def rows_of(console: Console, path: str) -> list[str]:
 def test_messages_are_found_by_key_tag_place_and_time(console: Console) -> None:
     driver = console.browser.driver
     console.open("topics/orders/messages")
-    driver.find_element(By.NAME, "key").send_keys(HOSTILE[0] + Keys.ENTER)
+    console.fill("key", HOSTILE[0] + Keys.ENTER)
     wait_until(lambda: "key=" in driver.current_url, what="the search")
     wait_until(lambda: len(driver.find_elements(By.CSS_SELECTOR, "tbody tr")) == 1, what="a row")
     assert "No message" in console.open("topics/orders/messages?tag=nothing")
@@ -375,7 +388,7 @@ def test_a_live_part_follows_and_stands_still_for_its_reader(console: Console) -
     console.press("p")
     wait_until(lambda: console.state() == "live", what="a live page by key")
     console.open("users/eve")
-    driver.find_element(By.NAME, "of").send_keys("half of a name")
+    console.fill("of", "half of a name")
     driver.execute_script("document.activeElement.blur(); scrollTo(0, 0)")
     wait_until(lambda: console.state() == "paused: filled in", what="a pause while it is filled in")
     console.click("#live-state")
@@ -817,8 +830,7 @@ def test_a_plan_runs_before_the_eyes_of_its_operator(console: Console) -> None:
     driver = console.browser.driver
     letters_of(console, "bees")
     console.open("plan/new?group=bees&name=bees")
-    driver.find_element(By.NAME, "rate").clear()
-    driver.find_element(By.NAME, "rate").send_keys("0.01")
+    console.fill("rate", "0.01")
     press_button(console, "Make the plan")
     acted(console)
     leave(console)
