@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from unittest.mock import patch
 
 import pytest
 from twisted.internet.defer import Deferred, succeed
 
+from tests.reporting import Report
 from tests.simulation.replicas import FAULTS, Replicas
+from tests.simulation.seeds import find_bug
 from txmq.broker.cluster import replica
 from txmq.broker.data_directory import storage
 from txmq.broker.data_directory.retention_service import RetentionService
 from txmq.store.log.writer import Flush
 from txmq.store.shared.rules import Place
 from txmq.store.shared.slices import SliceReader
-
-SEEDS = 30
 
 
 # They go back to a snapshot, forget twice, and copy, two of them with interruptions.
@@ -99,12 +99,12 @@ def forgets_what_snapshots_need() -> Iterator[None]:
         forgets_what_snapshots_need,
     ],
 )
-def test_a_planted_bug_of_replicas_is_found(bug: object, tmp_path: Path) -> None:
-    for seed in range(SEEDS):
+def test_a_planted_bug_of_replicas_is_found(
+    bug: Callable[[], AbstractContextManager[None]], tmp_path: Path, report: Report
+) -> None:
+    def run(seed: int) -> None:
         (directory := tmp_path / str(seed)).mkdir()
-        try:
-            with bug():  # type: ignore[operator]
-                Replicas(seed, directory).run()
-        except Exception:  # noqa: BLE001  # whatever it breaks
-            return
-    pytest.fail(f"none of {SEEDS} seeds found it")
+        with bug():
+            Replicas(seed, directory).run()
+
+    find_bug(bug.__name__, 0, run, report)
