@@ -1626,6 +1626,7 @@ FAULTS: dict[int, tuple[str, ...]] = {
         "test_damage_of_the_leader_is_not_taken_over",
     ),
     367: ("test_a_node_may_copy_the_log_and_do_nothing_else",),
+    368: ("test_an_outbox_that_is_always_in_use_is_one_conflict",),
 }
 
 # Each bug with the names under which it is planted, or the test that must find it.

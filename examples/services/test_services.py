@@ -1,4 +1,4 @@
-"""Tests of two of the services, with the fixtures of `pip install 'txmq[testing]'`."""
+"""Tests of two of the services, with the fixtures of `pip install '.[testing]'`."""
 
 from __future__ import annotations
 

@@ -9,6 +9,7 @@ again, as after an answer that was lost: an order that is there is not placed tw
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -21,6 +22,9 @@ from pydantic import BaseModel
 from txmq.starlette import Messaging, Work
 
 INSERT = "INSERT INTO orders VALUES ($1, $2, $3, $4) ON CONFLICT DO NOTHING RETURNING id"
+
+
+logging.basicConfig(level=logging.INFO)  # shows why a request has 503
 
 
 class Order(BaseModel):

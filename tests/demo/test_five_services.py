@@ -7,6 +7,7 @@ messages are equal.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import sys
 from collections import Counter
@@ -24,8 +25,10 @@ from urllib.request import Request, urlopen
 
 import psycopg2
 import pytest
+from aiohttp.test_utils import TestClient, TestServer
 
 import txmq
+from examples.services.parcels import application
 from tests.cli.support import run
 from tests.client.real import ROOT
 from tests.tx.postgres.support import rows
@@ -305,6 +308,21 @@ def charges_in_order(shop: Shop) -> bool:
     for customer, cents in charged:
         by_customer.setdefault(customer, []).append(cents)
     return all(cents == sorted(cents) for cents in by_customer.values())
+
+
+def test_what_stands_in_for_the_api_books_once_and_refuses_what_has_no_address() -> None:
+    async def booked(*addresses: str) -> list[tuple[int, str]]:
+        found = []
+        async with TestClient(TestServer(application())) as api:
+            for address in addresses:
+                parcel = {"order": "o-1", "address": address}
+                async with api.post("/parcels", json=parcel) as answer:
+                    found.append((answer.status, await answer.text()))
+        return found
+
+    first, again, refused = asyncio.run(booked("1 Low Road", "1 Low Road", ""))
+    assert first == again == (200, '{"order": "o-1", "parcel": "P-1"}')
+    assert refused == (UNREADABLE, "no address")
 
 
 def test_a_killed_payment_charges_once_and_ends_in_order(shop: Shop) -> None:

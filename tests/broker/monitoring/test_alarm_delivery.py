@@ -13,8 +13,8 @@ from tests.broker.access.support import BrokerWithUsers
 from tests.broker.monitoring.alarm_desk import AlarmBroker, Handler
 from tests.broker.monitoring.listening import mailbox, webhook
 from txmq.broker.monitoring.alarm import Alarm
-from txmq.broker.monitoring.alarm_delivery import EVERY_S, LONGEST_S, AlarmDelivery
-from txmq.broker.monitoring.alarm_notices import MAX_TOLD, Notice, lines, send
+from txmq.broker.monitoring.alarm_delivery import EVERY_S, FAILING_S, LONGEST_S, AlarmDelivery
+from txmq.broker.monitoring.alarm_notices import MAX_TOLD, Notice, bodies, lines, send
 from txmq.config.broker import AlarmSettings, MailSettings, SettingsFile, WebhookSettings
 from txmq.model.units import SECOND
 from txmq.testing.wait import PATIENCE_S
@@ -82,6 +82,14 @@ def test_an_alarm_that_comes_and_goes_is_told_from_time_to_time() -> None:
     assert sum(map(len, told)) <= 60 / EVERY_S + 1
 
 
+def test_an_alarm_that_becomes_critical_is_told_at_once() -> None:
+    desk = Desk(receiver())
+    worse = LETTERS._replace(severity="critical")
+    assert desk.tell(LETTERS) == desk.tell(worse) == [("oncall", ["group.letters"], [])]
+    assert desk.tell(worse) == []
+    assert desk.tell(LETTERS) == []
+
+
 def test_an_alarm_about_another_thing_is_the_same_but_for_groups_and_reports() -> None:
     desk = Desk(receiver())
     desk.tell(UNDECIDED, LETTERS, REPORTED)
@@ -116,12 +124,16 @@ def test_what_a_receiver_did_not_take_is_sent_again_ever_more_seldom() -> None:
 
 def test_a_receiver_that_does_not_answer_keeps_no_other_waiting() -> None:
     desk = Desk(receiver("slow"), receiver("chat"))
+    desk.now = SECOND
     desk.delivery.tell([LETTERS])
     (_slow, _notice, hanging), (_chat, _other, told) = desk.calls
     told.callback(None)
     desk.calls = []
     assert desk.tell(LETTERS, FULL) == [("chat", ["disk.full"], [])]
+    desk.tell(LETTERS, FULL, after=FAILING_S)
+    assert "no answer" in desk.delivery.undelivered()["slow"]
     hanging.callback(None)
+    assert desk.delivery.undelivered() == {}
     assert desk.tell(LETTERS, FULL) == [("slow", ["disk.full"], [])]
 
 
@@ -174,6 +186,12 @@ def test_each_form_has_what_its_receiver_reads() -> None:
         for server.status in (503, 302):
             with pytest.raises(HTTPError, match=str(server.status)):
                 posted("slack")
+
+
+def test_alertmanager_tells_reports_apart_by_their_sources() -> None:
+    alarms = (REPORTED, REPORTED._replace(about="source:two"))
+    [body] = bodies(receiver(form="alertmanager"), Notice("b1", 0, 60.0, alarms, ()))
+    assert [one["labels"]["source"] for one in body] == ["one", "two"]
 
 
 def test_alertmanager_is_told_often_because_it_forgets() -> None:

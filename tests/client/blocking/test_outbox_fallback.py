@@ -541,6 +541,19 @@ def test_a_row_that_came_and_went_unseen_is_a_conflict(world: World) -> None:
     assert world.orders() == {"o-1", "o-3"}
 
 
+def test_an_outbox_that_is_always_in_use_is_one_conflict(world: World) -> None:
+    """As where another service sends by SQL, and its rows come and go between ours."""
+    put_and_drain(world)
+    place_directly(world, "o-1", "k")
+    put_and_drain(world)
+    with pytest.raises(DatabaseConflict):
+        place_directly(world, "o-2", "k")
+    for number in range(3, 6):
+        place_directly(world, f"o-{number}", "k").wait_published(PATIENCE_S)
+        put_and_drain(world)
+    assert bodies(world) == ["o-1", "o-3", "o-4", "o-5"]
+
+
 def scan_without_an_index(world: World) -> None:
     """Have plans read the empty outbox from end to end, as after an autovacuum."""
     with closing(psycopg2.connect(world.dsn)) as connection, connection.cursor() as cursor:

@@ -18,15 +18,19 @@ class Alarm(NamedTuple):
     about: str = ""  # "group:NAME", "plan:NAME", "tx:TOKEN", "source:NAME" of a report
 
     @property
+    def told_apart(self) -> dict[str, str]:
+        """What it is about, where alarms of its name may be about several at once."""
+        kind, _colon, name = self.about.partition(":")
+        return {kind: name} if kind in TOLD_APART else {}
+
+    @property
     def group(self) -> str:
         """The group that it is about, "" = it is about something else."""
-        kind, _colon, name = self.about.partition(":")
-        return name if kind == "group" else ""
+        return self.told_apart.get("group", "")
 
     @property
     def key(self) -> str:
         """The name under which receivers know it. One of the broker's own that is not
         about a group stays the same, whatever it is about by now.
         """
-        kind, _colon, name = self.about.partition(":")
-        return f"{self.name}/{name}" if kind in TOLD_APART else self.name
+        return "/".join((self.name, *self.told_apart.values()))

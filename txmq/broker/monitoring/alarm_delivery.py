@@ -1,8 +1,8 @@
 """Delivery of alarms to receivers: webhooks and mail.
 
-A receiver is told of an alarm when it is raised, again from time to time while it
-holds, and when it has ended. What a receiver did not take is sent again. Nothing is
-kept over a restart: an alarm that still holds is told again.
+A receiver is told of an alarm when it is raised or becomes critical, again from time to
+time while it holds, and when it has ended. What a receiver did not take is sent again.
+Nothing is kept over a restart: an alarm that still holds is told again.
 """
 
 from __future__ import annotations
@@ -64,11 +64,18 @@ class Receiver:
         new = (
             alarm
             for key, alarm in current.items()
-            if key not in self.told or now >= self.told[key].at + repeat
+            if key not in self.told
+            or now >= self.told[key].at + repeat
+            or alarm.severity < self.told[key].alarm.severity  # "critical" by now
         )
         ended = (told.alarm for key, told in self.told.items() if key not in current)
         notice = Notice(broker, now, self.repeat_s, tuple(new), tuple(ended))
         return notice if notice.raised or notice.resolved else None
+
+    def begin(self, now: int) -> None:
+        """Begin an attempt. It may last: answers by the byte meet no time limit."""
+        self.busy, self.failing_since = True, self.failing_since or now
+        self.error = self.error or "no answer yet"
 
     def has(self, notice: Notice) -> None:
         """Note that the receiver has a notice."""
@@ -82,9 +89,9 @@ class Receiver:
         """Note that the receiver takes what it is sent."""
         self.failing_since, self.error, self._wait_s = 0, "", EVERY_S
 
-    def fails(self, error: str, now: int) -> None:
+    def fails(self, error: str) -> None:
         """Note that the receiver did not take a notice: it waits longer each time."""
-        self.failing_since, self.error = self.failing_since or now, error
+        self.error = error
         self._wait_s = min(2 * self._wait_s, LONGEST_S)
 
     def rest(self, now: int) -> None:
@@ -123,7 +130,7 @@ class AlarmDelivery:
         for receiver in self._receivers.values() if self.in_thread else ():
             notice = receiver.due(self._broker, alarms, now)
             if notice is not None:
-                receiver.busy = True
+                receiver.begin(now)
                 self._send(receiver, notice)
 
     @inlineCallbacks
@@ -132,7 +139,7 @@ class AlarmDelivery:
             yield self._call(send, receiver.settings, notice)
         except Exception as error:  # noqa: BLE001  # of the network, or of another's software
             log.error("alarm.undelivered", receiver=receiver.settings.name, error=_text(error))  # noqa: TRY400  # no bug of ours
-            receiver.fails(_text(error), self._now())
+            receiver.fails(_text(error))
         else:
             receiver.has(notice)
         receiver.rest(self._now())

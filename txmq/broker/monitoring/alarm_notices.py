@@ -109,7 +109,7 @@ def _for_alertmanager(receiver: WebhookSettings, notice: Notice) -> Iterator[Any
                 "alertname": alarm.name,
                 "severity": alarm.severity,
                 "broker": notice.broker,
-                "group": alarm.group,
+                **alarm.told_apart,
             },
             "annotations": {"summary": alarm.text, "action": alarm.action},
             "startsAt": _moment(alarm.since),

@@ -297,6 +297,8 @@ class DeliverySearch:
         """
         row = get(self._state, event.token)
         over = row is not None and row.state in COMMITTED
+        undone = row is not None and row.state is BundleState.ROLLED_BACK
+        what = "ack rolled back" if undone else "acked in a transaction"
         action: Any
         for action in event.actions:
             if action[0] != "ack":
@@ -309,8 +311,6 @@ class DeliverySearch:
             span = (found.topic_id, partition, start, end)
             for number, _one in self._in([span]):
                 token = event.token.hex()
-                self._add(
-                    number, group.group_id, "acked in a transaction", consumer=member, token=token
-                )
+                self._add(number, group.group_id, what, consumer=member, token=token)
                 known = self._known.get((number, group.group_id), Known())
                 self._known[number, group.group_id] = known._replace(lease=0, over=over)

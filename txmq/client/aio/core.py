@@ -30,6 +30,7 @@ from txmq.client.protocol.identity import ProducerInstance
 from txmq.client.protocol.sender.accumulator import SideRequest
 from txmq.client.protocol.sender.topics import TopicCache, TopicMetadata
 from txmq.client.protocol.settings import ClientSettings
+from txmq.client.protocol.transaction.outbox_stamp import KnownStamp
 from txmq.errors import ConnectionLost, Throttled, TxmqError
 from txmq.wire.calls.encoding import encode_call
 from txmq.wire.data_requests import Opcode
@@ -69,7 +70,7 @@ class AioCore(MeetsLog):
         # a client is asked nothing.
         self.answer_checks: Callable[[], None] = lambda: None
         # Of the databases, by system identifier and oid: see awaited/outbox.py.
-        self.outbox_stamps: dict[tuple[int, int], int] = {}
+        self.outbox_stamps: dict[tuple[int, int], KnownStamp] = {}
 
     @property
     def loop(self) -> AbstractEventLoop:

@@ -33,6 +33,7 @@ from txmq.client.protocol.sender.accumulator import SideRequest
 from txmq.client.protocol.sender.multi_send import SenderStats, warn_of_unsent
 from txmq.client.protocol.sender.topics import TopicCache
 from txmq.client.protocol.settings import EXIT_S, ClientSettings
+from txmq.client.protocol.transaction.outbox_stamp import KnownStamp
 from txmq.errors import BrokerUnavailable, ConnectionLost, RequestTimeout, Throttled
 from txmq.wire.calls.encoding import encode_call
 from txmq.wire.data_requests import Opcode
@@ -75,7 +76,7 @@ class BlockingCore(MeetsLog):
         self.settings = settings
         self.closed = False
         # Of the databases, by system identifier and oid: see awaited/outbox.py.
-        self.outbox_stamps: dict[tuple[int, int], int] = {}
+        self.outbox_stamps: dict[tuple[int, int], KnownStamp] = {}
         self.pool = ConnectionPool(self.open_connection, settings.connections)
         self.topics = self._new_topics()
         self.decision_pipeline = DecisionPipeline(

@@ -14,6 +14,7 @@ from txmq.client.protocol.sender.topics import TopicMetadata
 from txmq.client.protocol.transaction.buffer import BuiltBatches
 from txmq.client.protocol.transaction.bundle import Bundle, BundleCore
 from txmq.client.protocol.transaction.decision import is_published
+from txmq.client.protocol.transaction.outbox_stamp import KnownStamp
 from txmq.client.protocol.transaction.tokens import new_token
 from txmq.client.protocol.transaction.unrouted import UnroutedSends, in_order
 from txmq.errors import (
@@ -33,7 +34,7 @@ class StoringCore(BundleCore, Protocol):
     """The shared state of a client whose transactions a database decides."""
 
     # Of the databases, by system identifier and oid: see awaited/outbox.py.
-    outbox_stamps: dict[tuple[int, int], int]
+    outbox_stamps: dict[tuple[int, int], KnownStamp]
     answer_checks: Callable[[], None]
 
     @property

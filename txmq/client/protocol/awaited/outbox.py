@@ -16,7 +16,8 @@ A transaction without that policy queues only behind rows that have one of its k
 has to look before its bundle is stored: later the broker may have published and
 deleted such a row behind the bundle. The look costs no round trip where the INSERT of
 the token finds the stamp of the outbox that this client knew before. No row was there
-in between then. Another stamp is a conflict, and the next transaction looks first.
+in between then. Another stamp is a conflict, and the next transactions look first: in a
+database whose outbox is always in use, each would be a conflict.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from uuid import UUID
 from txmq.client.log import get_logger
 from txmq.client.protocol.awaited.bundle import StoringBundle
 from txmq.client.protocol.transaction.outbox_entries import order_keys, outbox_entries
+from txmq.client.protocol.transaction.outbox_stamp import KnownStamp
 from txmq.errors import (
     BrokerUnavailable,
     ConnectionLost,
@@ -89,11 +91,11 @@ class OutboxFallback:
         self._database = server.system_id, server.database_oid
         for bundle in bundles:
             log_id = await bundle.log_id()
-            stamp = bundle.core.outbox_stamps.get(self._database)
-            if stamp is None:
+            known = bundle.core.outbox_stamps.get(self._database, KnownStamp())
+            if known.stamp is None or known.looks:
                 await self._queue_behind_keys(bundle, log_id)
             else:
-                self._expected_stamps[log_id] = stamp
+                self._expected_stamps[log_id] = known.stamp
 
     def check_stamps(self, bundles: Sequence[AnyBundle], stamps: Mapping[UUID, int | None]) -> None:
         """Check that no rows came or went unseen, by the stamps of the token's rows.
@@ -113,16 +115,16 @@ class OutboxFallback:
 
     def forget_stamps(self, bundles: Sequence[AnyBundle]) -> None:
         """Let the next transaction look at the outbox before it sends anything."""
-        self._learn(bundles, {})
+        for bundle in bundles:
+            known = bundle.core.outbox_stamps.get(self._database, KnownStamp())
+            bundle.core.outbox_stamps[self._database] = known._replace(stamp=None)
 
     def _learn(self, bundles: Sequence[AnyBundle], stamps: Mapping[UUID, int | None]) -> None:
         for bundle in bundles:
-            known = bundle.core.known_log_id
-            stamp = None if known is None else stamps.get(known)
-            if not stamp:  # 0: there is no floor yet
-                bundle.core.outbox_stamps.pop(self._database, None)
-            else:
-                bundle.core.outbox_stamps[self._database] = stamp
+            log_id = bundle.core.known_log_id
+            assert log_id is not None, "the token's row has it"
+            known = bundle.core.outbox_stamps.get(self._database, KnownStamp())
+            bundle.core.outbox_stamps[self._database] = known.seen(stamps[log_id])
 
     async def _queue_behind_keys(self, bundle: AnyBundle, log_id: UUID) -> None:
         keys = order_keys(bundle.buffer.items)
