@@ -17,7 +17,7 @@ from txmq.core.state.restores import all_epochs
 from txmq.core.topics import topics
 from txmq.core.transactions.model import get
 from txmq.errors import CorruptRecord, StoreError
-from txmq.model.bundle import COMMITTED
+from txmq.model.bundle import COMMITTED, BundleState
 from txmq.model.topic_partition import TopicPartition
 from txmq.model.units import MILLISECOND
 from txmq.store.log.record import split_body
