@@ -40,6 +40,7 @@ TEXTS = {
     "digest": "ab" * 32,
     "what": "read",
     "resource": "topic:t",
+    "addresses": "broker-2:7650",
 }
 MESSAGE_ID = "00" * 16 + "-0"
 
@@ -63,7 +64,9 @@ def sample(schema: dict[str, Any], defs: dict[str, Any], name: str) -> Any:  # J
         case "boolean":
             value = False
         case _:
-            texts = schema.get("enum", [TEXTS.get(name.removesuffix("s"), "ab" * 16)])
+            texts = schema.get(
+                "enum", [TEXTS.get(name) or TEXTS.get(name.removesuffix("s"), "ab" * 16)]
+            )
             value = schema.get("const", texts[0])
     return value
 
