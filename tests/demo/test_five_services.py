@@ -25,10 +25,8 @@ from urllib.request import Request, urlopen
 
 import psycopg2
 import pytest
-from aiohttp.test_utils import TestClient, TestServer
 
 import txmq
-from examples.services.parcels import application
 from tests.cli.support import run
 from tests.client.real import ROOT
 from tests.tx.postgres.support import rows
@@ -311,6 +309,10 @@ def charges_in_order(shop: Shop) -> bool:
 
 
 def test_what_stands_in_for_the_api_books_once_and_refuses_what_has_no_address() -> None:
+    from aiohttp.test_utils import TestClient, TestServer  # of deep tests only
+
+    from examples.services.parcels import application  # likewise
+
     async def booked(*addresses: str) -> list[tuple[int, str]]:
         found = []
         async with TestClient(TestServer(application())) as api:

@@ -131,7 +131,6 @@ def configure(*, as_json: bool) -> None:
             *_renderers(text=text),
         ],
         logger_factory=structlog.WriteLoggerFactory(cast("TextIO", LossyStream(sys.stderr))),
-        cache_logger_on_first_use=True,
     )
 
 
