@@ -34,7 +34,7 @@ settings.configure(
 django.setup()
 
 
-class Notice(models.Model):  # type: ignore[misc]  # Django has no types
+class Notice(models.Model):
     """What a customer is told."""
 
     order_id = models.TextField()

@@ -397,7 +397,7 @@ def test_10_so_many_wait_behind_a_key_that_all_stand(operator: Operator) -> None
         operator.send({"a": 5, "b": 1}, first=1)
         alarm = operator.alarm("fence.full")
         assert alarm["severity"] == "critical"
-        assert "orders/0 for group billing: 3 messages wait behind" in alarm["text"]
+        assert "orders/0 for group billing: 3 messages parked behind" in alarm["text"]
         assert "txmq group alter --max-parked" in alarm["action"]
         assert "parked" in operator.shown("group", "show", "billing")
         operator.told("group", "alter", "billing", "--max-parked", "100")
