@@ -331,12 +331,14 @@ def test_a_killed_payment_charges_once_and_ends_in_order(shop: Shop) -> None:
     """The short story: a service that needs no framework."""
     shop.start("payment")
     with txmq.connect(shop.broker.url, service="web", timeout=PATIENCE_S) as client:
+        client.call("topic.create", name="paid", partitions=1)
         with killed_while_it_charges(shop):
             for number in range(9):
                 order = order_of(f"w-{number}", number)
                 client.send("orders", json.dumps(order).encode(), key=order["customer"])
         shop.wait_for("charges", 9)
         assert shop.services["payment"].terminate() == 0
+        wait_until(lambda: len([*client.find("paid")]) >= 9, what="the broker fetches the outbox")
         paid = [json.loads(found.body)["id"] for found in client.find("paid")]
     assert shop.column("order_id", "charges", "order_id") == sorted(paid)
     assert len(paid) == 9
