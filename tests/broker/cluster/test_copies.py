@@ -19,7 +19,7 @@ from tests.broker.cluster.broker_nodes import BrokerNode, broker_nodes, leader_o
 from tests.broker.cluster.mock_cluster import TOPIC, MockCluster
 from tests.certificates import Authority
 from tests.cli.support import run
-from tests.kafka_nodes import KafkaNodes, kafka_nodes, needs_kafka
+from tests.kafka_nodes import KafkaNodes, needs_kafka
 from tests.store.test_log_copy import Unwatched
 from txmq.broker.cluster.kafka_genesis import begin_log
 from txmq.broker.cluster.kafka_partition import WHOLE_READS
@@ -120,12 +120,6 @@ def test_a_broker_alone_becomes_a_cluster_whose_nodes_copy_its_log(tmp_path: Pat
         for one in nodes:
             one.process.kill()
             one.process.wait(PATIENCE_S)
-
-
-@pytest.fixture
-def kafka(tmp_path: Path) -> Iterator[KafkaNodes]:
-    with kafka_nodes(tmp_path / "kafka") as nodes:
-        yield nodes
 
 
 @pytest.fixture

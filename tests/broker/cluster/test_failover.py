@@ -21,7 +21,7 @@ from tests.broker.cluster.broker_nodes import (
     times,
     url_of,
 )
-from tests.kafka_nodes import KafkaNodes, kafka_nodes, needs_kafka
+from tests.kafka_nodes import KafkaNodes, needs_kafka
 from tests.reporting import Report
 from txmq.errors import TxmqError
 from txmq.testing.wait import PATIENCE_S, wait_until
@@ -57,12 +57,6 @@ class Producer:
     def end(self) -> None:
         self._ends.set()
         self._thread.join(PATIENCE_S)
-
-
-@pytest.fixture
-def kafka(tmp_path: Path) -> Iterator[KafkaNodes]:
-    with kafka_nodes(tmp_path / "kafka") as nodes:
-        yield nodes
 
 
 @pytest.fixture
