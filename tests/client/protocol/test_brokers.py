@@ -108,6 +108,15 @@ def test_a_drained_log_keeps_its_keys_and_gets_no_others() -> None:
     assert [*brokers.with_keys_of(5)] == [0]
 
 
+def test_a_broker_expects_the_log_at_its_address_and_has_it_once_that_is_noted() -> None:
+    core = Core(URLS[1])
+    assert [core.expects(one) for one in LISTED] == [False, True, False]
+    assert core.known_log_id is None  # to ask changes nothing
+    core.note_listed(LISTED[1])
+    assert [core.expects(one) for one in LISTED] == [False, True, False]
+    assert core.known_log_id == B
+
+
 @pytest.mark.parametrize("topic_id", [9, 10])
 def test_a_topic_is_looked_up_again_where_the_first_log_tells_of_others(topic_id: int) -> None:
     routing = Routing(URLS, ClientSettings(), lambda _topic: {}, None)

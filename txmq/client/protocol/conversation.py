@@ -178,13 +178,14 @@ class MeetsLog:
         """Return whether the broker has a listed log. While its log is not known, it is
         expected to have the one that is listed at its address.
         """
-        addresses = self.addresses_of(listed)
-        if self._log.log_id is None and not set(addresses).isdisjoint(self._addresses):
-            self._log.log_id = listed.log_id
-        if self._log.log_id != listed.log_id:
-            return False
-        self._log.listed_at = addresses
-        return True
+        if self._log.log_id is None:
+            return not set(self.addresses_of(listed)).isdisjoint(self._addresses)
+        return self._log.log_id == listed.log_id
+
+    def note_listed(self, listed: ListedLog) -> None:
+        """Expect a listed log, also where the list has it."""
+        self.expect_log(listed.log_id)
+        self._log.listed_at = self.addresses_of(listed)
 
     def addresses_of(self, listed: ListedLog) -> Addresses:
         """Return where a listed log is, with the login and TLS of this broker."""

@@ -106,9 +106,10 @@ class Brokers(Generic[C]):
         """Return the broker of a log, and make one if there is none."""
         for broker, core in enumerate(self.cores):
             if core.expects(listed):
+                core.note_listed(listed)
                 return broker
         made = self._make(teller.addresses_of(listed))
-        made.expect_log(listed.log_id)
+        made.note_listed(listed)
         made.when_listed(self.refresh)
         self.cores.append(made)
         self._found(len(self.cores) - 1)
