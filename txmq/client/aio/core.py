@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from asyncio import AbstractEventLoop
+from collections import defaultdict
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import Any, TypeVar
@@ -70,7 +71,7 @@ class AioCore(MeetsLog):
         # a client is asked nothing.
         self.answer_checks: Callable[[], None] = lambda: None
         # Of the databases, by system identifier and oid: see awaited/outbox.py.
-        self.outbox_stamps: dict[tuple[int, int], KnownStamp] = {}
+        self.outbox_stamps = defaultdict[tuple[int, int], KnownStamp](KnownStamp)
 
     @property
     def loop(self) -> AbstractEventLoop:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import sys
 import time
+from collections import defaultdict
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
@@ -76,7 +77,7 @@ class BlockingCore(MeetsLog):
         self.settings = settings
         self.closed = False
         # Of the databases, by system identifier and oid: see awaited/outbox.py.
-        self.outbox_stamps: dict[tuple[int, int], KnownStamp] = {}
+        self.outbox_stamps = defaultdict[tuple[int, int], KnownStamp](KnownStamp)
         self.pool = ConnectionPool(self.open_connection, settings.connections)
         self.topics = self._new_topics()
         self.decision_pipeline = DecisionPipeline(

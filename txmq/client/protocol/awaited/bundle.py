@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeVar
 from uuid import UUID
@@ -34,7 +35,7 @@ class StoringCore(BundleCore, Protocol):
     """The shared state of a client whose transactions a database decides."""
 
     # Of the databases, by system identifier and oid: see awaited/outbox.py.
-    outbox_stamps: dict[tuple[int, int], KnownStamp]
+    outbox_stamps: defaultdict[tuple[int, int], KnownStamp]
     answer_checks: Callable[[], None]
 
     @property

@@ -29,7 +29,6 @@ from uuid import UUID
 from txmq.client.log import get_logger
 from txmq.client.protocol.awaited.bundle import StoringBundle
 from txmq.client.protocol.transaction.outbox_entries import order_keys, outbox_entries
-from txmq.client.protocol.transaction.outbox_stamp import KnownStamp
 from txmq.errors import (
     BrokerUnavailable,
     ConnectionLost,
@@ -91,7 +90,7 @@ class OutboxFallback:
         self._database = server.system_id, server.database_oid
         for bundle in bundles:
             log_id = await bundle.log_id()
-            known = bundle.core.outbox_stamps.get(self._database, KnownStamp())
+            known = bundle.core.outbox_stamps[self._database]
             if known.stamp is None or known.looks:
                 await self._queue_behind_keys(bundle, log_id)
             else:
@@ -116,14 +115,14 @@ class OutboxFallback:
     def forget_stamps(self, bundles: Sequence[AnyBundle]) -> None:
         """Let the next transaction look at the outbox before it sends anything."""
         for bundle in bundles:
-            known = bundle.core.outbox_stamps.get(self._database, KnownStamp())
+            known = bundle.core.outbox_stamps[self._database]
             bundle.core.outbox_stamps[self._database] = known._replace(stamp=None)
 
     def _learn(self, bundles: Sequence[AnyBundle], stamps: Mapping[UUID, int | None]) -> None:
         for bundle in bundles:
             log_id = bundle.core.known_log_id
             assert log_id is not None, "the token's row has it"
-            known = bundle.core.outbox_stamps.get(self._database, KnownStamp())
+            known = bundle.core.outbox_stamps[self._database]
             bundle.core.outbox_stamps[self._database] = known.seen(stamps[log_id])
 
     async def _queue_behind_keys(self, bundle: AnyBundle, log_id: UUID) -> None:
