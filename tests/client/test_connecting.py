@@ -21,7 +21,14 @@ from tests.certificates import Authority, locked_key
 from tests.client.aio.running import run
 from tests.client.real_consumers import closing_broker
 from txmq.client.protocol.address import Address, parse_url
+from txmq.client.protocol.consumer.settings import consumer_settings
 from txmq.client.protocol.settings import ClientSettings
+from txmq.client.protocol.transaction.options import (
+    NO_CONNECTION,
+    checked_options,
+    checked_xa_options,
+)
+from txmq.client.protocol.typed.bodies import TypedBodies
 from txmq.client.tls import not_trusted, tls_context
 from txmq.errors import BrokerUnavailable, ConfigError, LoginFailed
 from txmq.wire.calls.users import VerifierArgs
@@ -55,10 +62,27 @@ def _twisted(reactor: Any, in_reactor: Callable[..., Any], url: str) -> None:
     in_reactor(work)
 
 
-def test_a_misspelt_option_is_told_with_what_may_be_meant() -> None:
-    options: dict[str, Any] = {"time_out": 1}
-    with pytest.raises(ConfigError, match="no option 'time_out': did you mean timeout"):
-        txmq.connect("txmq://127.0.0.1:7650", **options)
+@pytest.mark.parametrize(
+    ("of", "misspelt", "meant", "take"),
+    [
+        ("connect", "time_out", "timeout", partial(ClientSettings.of, None)),
+        ("consumer", "retries", "retry", partial(consumer_settings, "billing", "orders")),
+        ("topic", "fromat", "format", partial(TypedBodies, "orders", dict)),
+        (
+            "transaction",
+            "tiemout",
+            "timeout",
+            lambda **given: checked_options(ClientSettings(), NO_CONNECTION, None, given),  # type: ignore[arg-type]  # which is the point
+        ),
+        ("xa", "nodes", "node", lambda **given: checked_xa_options(ClientSettings(), given)),  # type: ignore[arg-type]
+    ],
+)
+def test_a_misspelt_option_is_told_with_what_may_be_meant(
+    of: str, misspelt: str, meant: str, take: Callable[..., object]
+) -> None:
+    told = f"{of}: there is no option '{misspelt}': did you mean {meant}"
+    with pytest.raises(ConfigError, match=told):
+        take(**{misspelt: 1})
 
 
 def test_a_log_may_be_named_by_its_text() -> None:

@@ -6,6 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
+from txmq.errors.base import ConfigError
+
 if TYPE_CHECKING:
     from pydantic import ValidationError
 
@@ -43,12 +45,17 @@ def most_telling(found: Sequence[M]) -> M:
     return next((one for one in found if one["type"] != "missing"), found[0])
 
 
-def unknown_name(given: Iterable[str], known: AbstractSet[str]) -> str:
-    """Return the first name that is not known, with what may have been meant; "" = all
-    are.
+def check_options(of: str, given: Iterable[str], known: AbstractSet[str]) -> None:
+    """Raises ConfigError for an option that does not exist, with the one that may have
+    been meant. `of`: what the options are of, such as "consumer".
     """
-    name = min(set(given) - known, default="")
-    return name and f"{name!r}{did_you_mean(name, sorted(known))}"
+    if unknown := set(given) - known:
+        name, names = min(unknown), sorted(known)
+        raise ConfigError(
+            of,
+            f"there is no option {name!r}{did_you_mean(name, names)}",
+            hint=f"the options are {', '.join(names)}",
+        )
 
 
 def did_you_mean(name: str, names: Iterable[str]) -> str:

@@ -14,7 +14,7 @@ from txmq.client.protocol.address import parse_url
 from txmq.client.protocol.identity import ProducerInstance
 from txmq.errors import ConfigError, LocalProtocolError
 from txmq.errors.extras import require
-from txmq.errors.validation import unknown_name
+from txmq.errors.validation import check_options
 from txmq.model.durations import Duration, seconds_of
 from txmq.model.message import is_name
 
@@ -168,8 +168,7 @@ class ClientSettings:
     @classmethod
     def of(cls, service: str | None, **options: Unpack[Options]) -> Self:
         """Return the settings with these options. Raises ConfigError."""
-        if unknown := unknown_name(options, Options.__optional_keys__):
-            raise ConfigError("connect", f"there is no option {unknown}", hint=OPTIONS_HINT)
+        check_options("connect", options, Options.__optional_keys__)
         fields: dict[str, Any] = {**options, "telemetry": _telemetry(options.get("telemetry"))}
         if isinstance(log := options.get("log_id"), str):
             with suppress(ValueError):  # it is refused as text, like all that is no UUID

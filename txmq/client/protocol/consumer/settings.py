@@ -12,7 +12,7 @@ from typing import Any, Literal, TypedDict, Unpack, get_args
 
 from txmq.client.protocol.typed.bodies import Topics, TypedBodies, models_of, topic_names
 from txmq.errors import LocalProtocolError
-from txmq.errors.validation import unknown_name
+from txmq.errors.validation import check_options
 from txmq.model.durations import Duration, micros_of, seconds_of
 from txmq.model.message import check_name, to_micros
 from txmq.model.retry import RetryPolicy
@@ -186,13 +186,11 @@ class ConsumerSettings:
 def consumer_settings(
     group: str, topics: Topics, **options: Unpack[ConsumerOptions]
 ) -> ConsumerSettings:
-    """Return the settings that these arguments make. Raises LocalProtocolError for
-    invalid ones.
+    """Return the settings that these arguments make.
+
+    Raises LocalProtocolError for invalid ones, ConfigError for one that is none.
     """
-    if unknown := unknown_name(options, ConsumerOptions.__optional_keys__):
-        raise LocalProtocolError(
-            f"a consumer has no option {unknown}", hint="see txmq.ConsumerOptions"
-        )
+    check_options("consumer", options, ConsumerOptions.__optional_keys__)
     check_name(group, "consumer group")
     topics = topics if isinstance(topics, str) else list(topics)
     names = checked_topics(topics)

@@ -7,7 +7,7 @@ from typing import Final, Literal, NamedTuple, TypedDict
 
 from txmq.client.protocol.settings import ClientSettings, require_seconds
 from txmq.errors import ConfigError, LocalProtocolError
-from txmq.errors.validation import unknown_name
+from txmq.errors.validation import check_options
 from txmq.model.durations import Duration
 from txmq.tx.xid import node_of
 
@@ -76,10 +76,8 @@ def checked_options(
 
     Raises ConfigError or LocalProtocolError.
     """
-    if options and (unknown := unknown_name(options, TransactionOptions.__optional_keys__)):
-        raise ConfigError(
-            "transaction", f"there is no option {unknown}", hint="see TransactionOptions"
-        )
+    if options:
+        check_options("transaction", options, TransactionOptions.__optional_keys__)
     if connection is None:
         raise LocalProtocolError(
             "None is no connection to send messages with",
@@ -121,8 +119,7 @@ class CheckedXaOptions(NamedTuple):
 
 def checked_xa_options(settings: ClientSettings, options: XaOptions) -> CheckedXaOptions:
     """Return the options of an XA transaction. Raises ConfigError."""
-    if unknown := unknown_name(options, XaOptions.__optional_keys__):
-        raise ConfigError("xa", f"there is no option {unknown}", hint="see XaOptions")
+    check_options("xa", options, XaOptions.__optional_keys__)
     return CheckedXaOptions(
         options.get("node", node_of(settings.service or DEFAULT_NODE)),
         require_seconds("timeout", options.get("timeout", STORE_TIMEOUT_S)),

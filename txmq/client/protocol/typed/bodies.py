@@ -17,7 +17,7 @@ from pydantic.errors import PydanticSchemaGenerationError
 
 from txmq.client.protocol.sender.rows import Fields
 from txmq.errors import BodyMismatch, ConfigError, LocalProtocolError
-from txmq.errors.validation import first_mistake, unknown_name
+from txmq.errors.validation import check_options, first_mistake
 from txmq.model.message import Message, ReceivedMessage, check_name
 from txmq.model.schemas.bodies import CONTENT_TYPE, MSGPACK
 from txmq.model.tracebacks import text_of
@@ -51,13 +51,11 @@ class TypedBodies(Generic[M]):
     """
 
     def __init__(self, name: str, model: type[M], **options: Unpack[TopicOptions]) -> None:
-        """Raises LocalProtocolError, and ConfigError for a type that is no model."""
+        """Raises LocalProtocolError, and ConfigError for a type that is no model or an
+        option that is none.
+        """
         self.name, self.model = check_name(name, "topic"), model
-        if unknown := unknown_name(options, TopicOptions.__optional_keys__):
-            raise LocalProtocolError(
-                f"a topic has no option {unknown}",
-                hint=f"use one of {', '.join(sorted(TopicOptions.__optional_keys__))}",
-            )
+        check_options("topic", options, TopicOptions.__optional_keys__)
         self.format, self._source = options.get("format", "json"), options.get("source")
         if self.format not in FORMATS:
             raise LocalProtocolError(
