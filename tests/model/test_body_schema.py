@@ -8,7 +8,13 @@ import msgpack
 import pytest
 from pydantic import BaseModel
 
-from txmq.model.schemas.bodies import MAX_SCHEMA, MSGPACK, checked_schema, mistake_in
+from txmq.model.schemas.bodies import (
+    MAX_SCHEMA,
+    MSGPACK,
+    checked_schema,
+    format_lost,
+    mistake_in,
+)
 
 
 class Line(BaseModel):
@@ -36,11 +42,19 @@ SCHEMA = json.dumps(Order.model_json_schema())
         (b"hello", "the body is no JSON"),
         (b"\xff", "the body is no JSON"),
         (b"[" * 100_000, "the body is no JSON"),
+        (b'{"id": NaN, "lines": []}', "the body is no JSON: NaN is no number of JSON"),
+        (b'{"id": -Infinity, "lines": []}', "the body is no JSON: -Infinity is no number"),
+        ('{"id": 1, "lines": []}'.encode("utf-16"), "the body is no JSON"),
     ],
 )
 def test_a_mistake_is_named_by_its_place(body: bytes, told: str) -> None:
     found = mistake_in(SCHEMA, body)
     assert found.startswith(told) if told else found == ""
+
+
+def test_a_body_that_only_python_reads_has_lost_its_format() -> None:
+    assert format_lost(b'{"a": 1}', b'{"a": NaN}').startswith("the body is no JSON: NaN")
+    assert format_lost(b'{"a": NaN}', b'{"a": Infinity}') == ""  # as it was before
 
 
 def test_a_body_in_messagepack_is_read_as_its_header_says() -> None:

@@ -120,7 +120,7 @@ def _at(body: bytes, path: Path) -> Any:  # noqa: ANN401  # what JSON has
     if len(body) > MAX_JSON:
         return _MISSING
     try:
-        found = json.loads(body)
+        found = json.loads(body)  # what is no strict JSON is found, too
         for step in path:
             if _kind(found) is not type(step):
                 return _MISSING

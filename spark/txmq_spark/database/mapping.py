@@ -13,7 +13,6 @@ topics = ["orders"]                   # without it: of all topics that no table 
 
 from __future__ import annotations
 
-import json
 import tomllib
 from collections import Counter
 from collections.abc import Collection
@@ -27,6 +26,7 @@ from pyspark.sql import functions as f
 
 from txmq.errors import ConfigError
 from txmq.errors.validation import first_mistake
+from txmq.model.schemas.bodies import read_json
 from txmq.wire.json import WireModel
 from txmq_spark.database.snapshot import DatabaseSnapshot, table_columns
 
@@ -124,7 +124,7 @@ def read_mapping(path: Path) -> Mapping:
     """Read a mapping file. Raises ConfigError."""
     try:
         text = path.read_text(encoding="utf-8")
-        tree = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
+        tree = read_json(text) if path.suffix == ".json" else tomllib.loads(text)
     except OSError as error:
         raise ConfigError(
             str(path), f"cannot be read: {error.strerror}", hint="name a file in TOML or JSON"

@@ -14,7 +14,7 @@ from txmq.cli.options import Operator, Reason, Topic, Yes
 from txmq.cli.output import FAILED
 from txmq.errors import ConfigError
 from txmq.model.printable import escape_unprintable
-from txmq.model.schemas.bodies import title_of
+from txmq.model.schemas.bodies import read_json, title_of
 
 app = typer.Typer(
     name="schema", no_args_is_help=True, help="Show and change the JSON Schema of a topic's bodies."
@@ -121,7 +121,7 @@ def read_schema(file: Path | None, model: str | None) -> str | None:
 
     try:
         text = file.read_text("utf-8")
-        Draft202012Validator.check_schema(json.loads(text))
+        Draft202012Validator.check_schema(read_json(text))
     except OSError as error:
         raise typer.BadParameter(f"cannot read {file}: {error.strerror}") from None
     except (ValueError, SchemaError) as error:

@@ -41,7 +41,7 @@ def checked_schema(text: str) -> str:
     if len(text.encode(errors="replace")) > MAX_SCHEMA:
         raise ValueError(f"a schema may have {MAX_SCHEMA} bytes")
     try:
-        tree = json.loads(text, parse_constant=_no_number)
+        tree = read_json(text)
         short = json.dumps(tree, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
         short.encode()  # lone surrogates cannot be stored
     except (ValueError, RecursionError) as error:
@@ -51,6 +51,15 @@ def checked_schema(text: str) -> str:
     for problem in _problems(tree, "$", 0):
         raise ValueError(problem)
     return short
+
+
+def read_json(text: str | bytes) -> Any:  # noqa: ANN401  # whatever it says
+    """Return the value of a JSON text. Raises ValueError or RecursionError.
+
+    It is strict, as most readers are: Python's own takes NaN, infinity and UTF-16.
+    """
+    text = text if isinstance(text, str) else text.decode()
+    return json.loads(text, parse_constant=_no_number)
 
 
 def _no_number(name: str) -> object:
@@ -102,7 +111,7 @@ def _format(content_type: str) -> str:
 
 def _decoded(body: bytes, content_type: str) -> Any:  # noqa: ANN401  # whatever it says
     if content_type != MSGPACK:
-        return json.loads(body)
+        return read_json(body)
     import msgpack  # noqa: PLC0415  # for bodies of this kind
 
     return msgpack.unpackb(body)
