@@ -16,6 +16,8 @@ ORDER = {
     "a.b": "dotted",
     "sum": 17.5,
     "text": "17",
+    "price": "$9.50",
+    "escaped": r"\$x",
 }
 
 
@@ -44,6 +46,10 @@ ORDER = {
         ("o-18", False),
         ("ü", False),
         (r"\u00fc", True),
+        (r"\$.text=17", False),
+        (r"\$9.50", True),
+        (r"\\$9.50", False),
+        (r"\\$x", True),
     ],
 )
 def test_a_body_is_judged_by_a_text_or_by_a_value_at_a_path(

@@ -67,7 +67,8 @@ class InvalidPath(LocalProtocolError):
     def __init__(self, message: str, text: str, position: int) -> None:
         super().__init__(
             f"in the path {text[:80]!r}, at {position}: {message}",
-            hint="write $.name.name=VALUE, with [0] for an index and ['a b'] for any name",
+            hint="write $.name.name=VALUE, with [0] for an index and ['a b'] for any name; "
+            "or \\$… for a text that begins with $",
         )
         self.position = position
 

@@ -1,4 +1,4 @@
-"""Contents that messages are searched for: in their bodies, and in their headers.
+r"""Contents that messages are searched for: in their bodies, and in their headers.
 
 A criterion of bodies is a text that a body has somewhere, or a path into a JSON body
 and the value there:
@@ -7,7 +7,10 @@ and the value there:
     $.customer.id=17
 
 Paths are singular queries of JSONPath (RFC 9535): names and indexes. A value is equal
-to a JSON text, and to a number, true, false or null that is written so.
+to a JSON text, and to a number, true, false or null that is written so. A text that
+begins with $ is written with a backslash before it, as is one that begins so itself:
+
+    \$17.50
 """
 
 from __future__ import annotations
@@ -27,6 +30,7 @@ _SEGMENT = re.compile(
     r"|\[(-?(?:0|[1-9][0-9]{0,8}))\]"
     r"""|\[(?:"((?:[^"\\]|\\.)*)"|'((?:[^'\\]|\\.)*)')\]"""
 )
+_ESCAPED = re.compile(r"\\+\$")
 _MISSING = object()
 
 Path = tuple[str | int, ...]
@@ -60,7 +64,7 @@ def body_criterion(text: str) -> Callable[[bytes], bool]:
         hint = f"use 1 to {MAX_CRITERION} characters"
         raise LocalProtocolError(f"a criterion of {len(text)} characters", hint=hint)
     if not text.startswith("$"):
-        wanted = text.encode(errors="replace")
+        wanted = text[_ESCAPED.match(text) is not None :].encode(errors="replace")
         return lambda body: wanted in body
     path, value = parse_path(text)
     scalar = _scalar(value)

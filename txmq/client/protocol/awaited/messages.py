@@ -62,11 +62,11 @@ class AwaitedMessageCalls(AwaitedLetterCalls):
         They come in the order of partitions and offsets. A `partition` and a span of
         storage time (from `start`, before `end`) narrow the search; the broker scans
         the rest. `body` is a text that bodies have, or a path into JSON and a value:
-        `$.customer.id=17`. `header` is a name and a value, None = any. Without a topic,
-        a key, a body or a header finds messages of all topics. A `message_id` alone
-        finds a message that waits for its time, or one of a transaction of the last
-        seven days, in any topic. Raises UnknownTopic, InvalidPath, and the errors of a
-        call.
+        `$.customer.id=17`. A text that begins with $ has a backslash before it.
+        `header` is a name and a value, None = any. Without a topic, a key, a body or a
+        header finds messages of all topics. A `message_id` alone finds a message that
+        waits for its time, or one of a transaction of the last seven days, in any
+        topic. Raises UnknownTopic, InvalidPath, and the errors of a call.
         """
         search = MessageSearch(
             topic, message_id, key, partition, offset, start, end, body=body, header=header
