@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from queue import Queue
 from socketserver import StreamRequestHandler, TCPServer, ThreadingTCPServer
@@ -76,6 +76,24 @@ def mailbox() -> Iterator[Mailbox]:
 
     with _serving(ThreadingTCPServer(("127.0.0.1", 0), Handler)) as kept.port:
         yield kept
+
+
+@contextmanager
+def half_answering(beginning: bytes) -> Iterator[tuple[int, Queue[bytes]]]:
+    """Run a server that begins an answer, tells the queue, and waits until its client
+    leaves.
+    """
+    began = Queue[bytes]()
+
+    class Handler(StreamRequestHandler):
+        def handle(self) -> None:
+            self.wfile.write(beginning)
+            began.put(beginning)
+            with suppress(OSError):
+                self.rfile.read()
+
+    with _serving(ThreadingTCPServer(("127.0.0.1", 0), Handler)) as port:
+        yield port, began
 
 
 @contextmanager

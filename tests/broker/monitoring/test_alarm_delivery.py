@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from queue import Queue
+from threading import Thread
 from typing import Any
 from urllib.error import HTTPError
 
@@ -11,13 +13,22 @@ from twisted.internet.defer import Deferred
 
 from tests.broker.access.support import BrokerWithUsers
 from tests.broker.monitoring.alarm_desk import AlarmBroker, Handler
-from tests.broker.monitoring.listening import mailbox, webhook
+from tests.broker.monitoring.listening import half_answering, mailbox, webhook
+from txmq.broker.monitoring import alarm_notices
 from txmq.broker.monitoring.alarm import Alarm
 from txmq.broker.monitoring.alarm_delivery import EVERY_S, FAILING_S, LONGEST_S, AlarmDelivery
-from txmq.broker.monitoring.alarm_notices import MAX_TOLD, Notice, bodies, lines, send
+from txmq.broker.monitoring.alarm_notices import (
+    EXCHANGE_S,
+    MAX_TOLD,
+    Exchange,
+    Notice,
+    bodies,
+    lines,
+    send,
+)
 from txmq.config.broker import AlarmSettings, MailSettings, SettingsFile, WebhookSettings
 from txmq.model.units import SECOND
-from txmq.testing.wait import PATIENCE_S
+from txmq.testing.wait import PATIENCE_S, wait_until
 
 LETTERS = Alarm("group.letters", "warning", SECOND, "2 <letters>", "mend", "group:billing")
 FULL = Alarm("disk.full", "critical", 2 * SECOND, "the disk is full", "free space")
@@ -36,7 +47,7 @@ class Desk:
         self.delivery.in_thread = self._in_thread
 
     def _in_thread(
-        self, function: Any, settings: WebhookSettings, notice: Notice
+        self, function: Any, settings: WebhookSettings, notice: Notice, _exchange: Exchange
     ) -> Deferred[None]:
         assert function is send
         self.calls.append((settings.name, notice, Deferred()))
@@ -137,6 +148,55 @@ def test_a_receiver_that_does_not_answer_keeps_no_other_waiting() -> None:
     assert desk.tell(LETTERS, FULL) == [("slow", ["disk.full"], [])]
 
 
+@pytest.mark.parametrize(
+    ("form", "beginning", "settings"),
+    [
+        ("webhook", b"HTTP/1.1 2", {"url": "http://127.0.0.1:{}/"}),
+        (
+            "mail",
+            b"220 her",
+            {"host": "127.0.0.1", "encryption": "none", "sender": "a@b", "to": ["c@b"]},
+        ),
+    ],
+)
+def test_a_receiver_whose_answer_does_not_end_is_left(
+    form: str, beginning: bytes, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(alarm_notices, "TIMEOUT_S", PATIENCE_S)  # as if each byte came in time
+    ended = Queue[Exception | None]()
+
+    def in_thread(function: Any, *call: Any) -> Deferred[None]:
+        def work() -> None:
+            try:
+                ended.put(function(*call))
+            except Exception as error:  # noqa: BLE001  # the test looks at it
+                ended.put(error)
+
+        Thread(target=work, daemon=True).start()
+        return Deferred()
+
+    with half_answering(beginning) as (port, began):
+        place = {"url": settings["url"].format(port)} if "url" in settings else {"port": port}
+        one = settings | place | {"name": "slow"}
+        now = SECOND
+        delivery = AlarmDelivery("b1", AlarmSettings.model_validate({form: [one]}), lambda: now)
+        delivery.in_thread = in_thread
+        delivery.tell([FULL])
+        began.get(timeout=PATIENCE_S)
+        delivery.tell([FULL])
+        now += round(EXCHANGE_S * SECOND) - 1
+        delivery.tell([FULL])
+        assert ended.empty()
+        now += round(EXCHANGE_S * SECOND)
+
+        def is_left() -> bool:
+            delivery.tell([FULL])
+            return not ended.empty()
+
+        wait_until(is_left)
+    assert repr(ended.get()) == "TimeoutError('no whole answer within 30 s')"
+
+
 def test_other_settings_change_the_receivers_and_forget_no_other() -> None:
     desk = Desk(receiver("chat"), receiver("pager"))
     desk.tell(LETTERS)
@@ -152,7 +212,7 @@ def test_each_form_has_what_its_receiver_reads() -> None:
             settings = WebhookSettings.model_validate(
                 {"name": "r", "url": server.url, "form": form, "key": key}
             )
-            send(settings, NOTICE)
+            send(settings, NOTICE, Exchange())
             return [server.posts.get(timeout=PATIENCE_S) for _ in range(server.posts.qsize())]
 
         [(login, body)] = posted("json", "secret")
@@ -206,7 +266,7 @@ def test_a_mail_has_all_in_its_text() -> None:
             name="m", host="127.0.0.1", port=box.port, encryption="none", sender="txmq@shop",
             to=("ops@shop", "boss@shop"),
         )  # fmt: skip
-        send(mail, NOTICE)
+        send(mail, NOTICE, Exchange())
         text = box.mails.get(timeout=PATIENCE_S)
     assert "Subject: txmq b1: 1 raised, 1 resolved" in text
     assert "To: ops@shop, boss@shop" in text
@@ -225,7 +285,8 @@ def test_letters_reach_a_receiver_and_so_does_their_end() -> None:
     desk = AlarmBroker()
     told: list[Any] = []
 
-    def in_thread(_function: Any, _settings: Any, notice: Notice) -> Deferred[None]:
+    def in_thread(*call: Any) -> Deferred[None]:
+        _function, _settings, notice, _exchange = call
         told.append((desk.broker.clock.seconds(), notice))
         done: Deferred[None] = Deferred()
         done.callback(None)

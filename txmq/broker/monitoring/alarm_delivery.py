@@ -7,12 +7,12 @@ Nothing is kept over a restart: an alarm that still holds is told again.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import structlog
 from twisted.internet.defer import gatherResults, inlineCallbacks, maybeDeferred
 
-from txmq.broker.monitoring.alarm_notices import Notice, send
+from txmq.broker.monitoring.alarm_notices import Exchange, Notice, send
 from txmq.model.units import SECOND
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ class Receiver:
         return notice if notice.raised or notice.resolved else None
 
     def begin(self, now: int) -> None:
-        """Begin an attempt. It may last: answers by the byte meet no time limit."""
+        """Begin an attempt, which may last."""
         self.busy, self.failing_since = True, self.failing_since or now
         self.error = self.error or "no answer yet"
 
@@ -110,6 +110,7 @@ class AlarmDelivery:
         self._broker, self._now = broker, now
         self.in_thread: Callable[..., Deferred[None]] | None = None
         self._receivers: dict[str, Receiver] = {}
+        self._exchanges = set[Exchange]()
         self.use(settings)
 
     def use(self, settings: AlarmSettings) -> None:
@@ -125,8 +126,10 @@ class AlarmDelivery:
         }
 
     def tell(self, raised: Iterable[Alarm]) -> None:
-        """Tell receivers what is due."""
+        """Tell receivers what is due. Called again and again: it bounds what lasts."""
         alarms, now = list(raised), self._now()
+        for exchange in self._exchanges:
+            exchange.bound(now)
         for receiver in self._receivers.values() if self.in_thread else ():
             notice = receiver.due(self._broker, alarms, now)
             if notice is not None:
@@ -136,7 +139,7 @@ class AlarmDelivery:
     @inlineCallbacks
     def _send(self, receiver: Receiver, notice: Notice) -> Generator[Deferred[None], None, None]:
         try:
-            yield self._call(send, receiver.settings, notice)
+            yield self._exchange(receiver, notice)
         except Exception as error:  # noqa: BLE001  # of the network, or of another's software
             log.error("alarm.undelivered", receiver=receiver.settings.name, error=_text(error))  # noqa: TRY400  # no bug of ours
             receiver.fails(_text(error))
@@ -157,15 +160,23 @@ class AlarmDelivery:
         notice = Notice(self._broker, alarm.since, receiver.repeat_s, (alarm,), ())
         try:
             for one in (notice, notice._replace(raised=(), resolved=(alarm,))):
-                yield self._call(send, receiver.settings, one)
+                yield self._exchange(receiver, one)
         except Exception as error:  # noqa: BLE001  # likewise
             return {"receiver": receiver.settings.name, "error": _text(error)}
         receiver.answers()
         return {"receiver": receiver.settings.name, "error": ""}
 
-    def _call(self, *call: Any) -> Deferred[None]:  # noqa: ANN401  # a function and its arguments
+    @inlineCallbacks
+    def _exchange(
+        self, receiver: Receiver, notice: Notice
+    ) -> Generator[Deferred[None], None, None]:
         assert self.in_thread is not None, "somebody is told"
-        return maybeDeferred(self.in_thread, *call)
+        exchange = Exchange()
+        self._exchanges.add(exchange)
+        try:
+            yield maybeDeferred(self.in_thread, send, receiver.settings, notice, exchange)
+        finally:
+            self._exchanges.discard(exchange)
 
     def undelivered(self) -> dict[str, str]:
         """Return why receivers do not get their alarms, by name."""

@@ -6,22 +6,33 @@
 from __future__ import annotations
 
 import json
-import smtplib
 import ssl
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from email.message import EmailMessage
+from http.client import HTTPConnection, HTTPException, HTTPSConnection
+from smtplib import SMTP, SMTP_SSL, SMTPException
+from socket import SHUT_RDWR
 from typing import TYPE_CHECKING, Any, NamedTuple
-from urllib.request import HTTPRedirectHandler, Request, build_opener
+from urllib.request import (
+    HTTPHandler,
+    HTTPRedirectHandler,
+    HTTPSHandler,
+    Request,
+    build_opener,
+)
 
 from txmq.config.broker import MailSettings, WebhookSettings
 from txmq.model.units import SECOND
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from http.client import HTTPResponse
 
     from txmq.broker.monitoring.alarm import Alarm
 
 TIMEOUT_S = 5.0  # of each step of a receiver
+EXCHANGE_S = 30.0  # of all steps: an answer may come byte by byte
 MAX_TOLD = 20  # alarms that a text names
 MAX_SUMMARY = 1_024  # characters, of PagerDuty
 MAX_DEDUP = 255
@@ -39,19 +50,87 @@ class Notice(NamedTuple):
     resolved: tuple[Alarm, ...]
 
 
-def send(receiver: WebhookSettings | MailSettings, notice: Notice) -> None:
-    """Send a notice to a receiver. Raises OSError and SMTPException."""
-    if isinstance(receiver, MailSettings):
-        _mail(receiver, notice)
-        return
+class Exchange:
+    """A request to a receiver and its answer, in the thread of `send`. Another thread
+    bounds it.
+    """
+
+    def __init__(self) -> None:
+        self._connection: HTTPConnection | SMTP | None = None
+        self._since = 0
+        self.is_over = False
+
+    def take(self, connection: HTTPConnection | SMTP) -> None:
+        """Begin anew with a connection, which may not be open yet."""
+        self._connection, self._since = connection, 0
+
+    def bound(self, now: int) -> None:
+        """End it where it was begun too long ago: its thread fails. Called from time to
+        time.
+        """
+        if self._connection is None:
+            return
+        self._since = self._since or now
+        if now - self._since >= EXCHANGE_S * SECOND and self._connection.sock is not None:
+            self.is_over = True
+            with suppress(OSError):  # it has ended by itself
+                self._connection.sock.shutdown(SHUT_RDWR)
+
+
+def send(receiver: WebhookSettings | MailSettings, notice: Notice, exchange: Exchange) -> None:
+    """Send a notice to a receiver. Raises OSError, HTTPException and SMTPException."""
+    deliver: Callable[..., None] = _mail if isinstance(receiver, MailSettings) else _post
+    try:
+        deliver(receiver, notice, exchange)
+    except (OSError, HTTPException, SMTPException) as error:
+        if exchange.is_over:
+            raise TimeoutError(f"no whole answer within {EXCHANGE_S:.0f} s") from error
+        raise
+
+
+def _post(receiver: WebhookSettings, notice: Notice, exchange: Exchange) -> None:
     headers = {"Content-Type": "application/json"}
     if receiver.key is not None and receiver.form != "pagerduty":
         headers["Authorization"] = f"Bearer {receiver.key}"
-    opener = build_opener(_Refused)
+    opener = build_opener(_Refused, _Http(exchange))
     for body in bodies(receiver, notice):
         request = Request(receiver.url, json.dumps(body).encode(), headers)  # noqa: S310  # http, as checked
         with opener.open(request, timeout=TIMEOUT_S):
             pass
+
+
+class _Http(HTTPHandler, HTTPSHandler):
+    """Opens the connections of an exchange."""
+
+    def __init__(self, exchange: Exchange) -> None:
+        super().__init__()
+        self._exchange = exchange
+
+    def http_open(self, req: Request) -> HTTPResponse:
+        return self._open(HTTPConnection, req)
+
+    def https_open(self, req: Request) -> HTTPResponse:
+        return self._open(HTTPSConnection, req)
+
+    def _open(self, kind: type[HTTPConnection], req: Request) -> HTTPResponse:
+        def opened(host: str, **options: Any) -> HTTPConnection:  # noqa: ANN401  # urllib's
+            connection = kind(host, **options)
+            self._exchange.take(connection)
+            return connection
+
+        return self.do_open(opened, req)
+
+
+class _Server(SMTP):
+    """A mail server, of which its exchange knows before it says anything."""
+
+    def __init__(self, exchange: Exchange, *place: Any, **options: Any) -> None:  # noqa: ANN401  # smtplib's
+        exchange.take(self)
+        super().__init__(*place, **options)
+
+
+class _TlsServer(_Server, SMTP_SSL):
+    """A mail server that speaks TLS from the beginning."""
 
 
 class _Refused(HTTPRedirectHandler):
@@ -150,16 +229,16 @@ def _moment(micros: int) -> str:
     return at.isoformat(timespec="seconds")
 
 
-def _mail(receiver: MailSettings, notice: Notice) -> None:
+def _mail(receiver: MailSettings, notice: Notice, exchange: Exchange) -> None:
     message = EmailMessage()
     message["Subject"] = subject(notice)
     message["From"], message["To"] = receiver.sender, ", ".join(receiver.to)
     message.set_content("\n".join(lines(notice)) + "\n")
     secure = ssl.create_default_context()
     with (
-        smtplib.SMTP_SSL(receiver.host, receiver.port, timeout=TIMEOUT_S, context=secure)
+        _TlsServer(exchange, receiver.host, receiver.port, timeout=TIMEOUT_S, context=secure)
         if receiver.encryption == "tls"
-        else smtplib.SMTP(receiver.host, receiver.port, timeout=TIMEOUT_S)
+        else _Server(exchange, receiver.host, receiver.port, timeout=TIMEOUT_S)
     ) as server:
         if receiver.encryption == "starttls":
             server.starttls(context=secure)
