@@ -11,7 +11,8 @@ import pytest
 from tests.broker.calls.test_letter_calls import Office
 from tests.broker.search.test_search import found, places, send
 from tests.broker.support import BrokerInMemory, Client
-from txmq.batch import encode, verify
+from txmq.batch import decode, encode, verify
+from txmq.batch.codecs import decompress
 from txmq.batch.header import Codec
 from txmq.broker.calls import letters
 from txmq.broker.calls.letters import SelectedLetters
@@ -216,6 +217,26 @@ def test_bodies_that_are_far_larger_than_their_batches_are_judged_in_many_steps(
     assert places(found(broker, body="$.order.id=17")) == [(0, 10)]
     assert sum(judged) >= 20_000
     assert max(judged) <= 4_000
+
+
+@pytest.mark.parametrize("call", ["message.find", "message.search"])
+def test_a_batch_is_decompressed_once_though_many_steps_judge_it(
+    broker: BrokerInMemory, client: Client, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    monkeypatch.setattr(search, "JUDGED_BYTES", 3_000)
+    for producer in (1, 2):
+        large = [Message(b"x" * 1_000, f"k{n}") for n in range(10)]
+        send(client, *large, order(producer), producer=producer, codec=Codec.ZSTD)
+    sizes: list[int] = []
+
+    def counted(codec: int, data: bytes, size: int) -> bytes:
+        sizes.append(size)
+        return decompress(codec, data, size)
+
+    monkeypatch.setattr(decode, "decompress", counted)
+    where = {"topic": "t"} if call == "message.find" else {}
+    assert broker.ask(call, **where, body="$.order.id=2")["messages"][0]["offset"] == 21
+    assert len(sizes) == 2
 
 
 def test_pages_of_what_is_in_no_topic_are_bounded(

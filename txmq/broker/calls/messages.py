@@ -7,7 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 from txmq.broker.calls.dispatcher import CallContext, Handler, damaged, then
 from txmq.broker.search import search
-from txmq.broker.search.search import SearchPage, SearchQuery, find_by_id, fit_page
+from txmq.broker.search.search import (
+    BegunBatch,
+    SearchPage,
+    SearchQuery,
+    find_by_id,
+    fit_page,
+)
 from txmq.core.events.outcome import Rejected
 from txmq.core.topics import delayed, topics
 from txmq.core.topics.delay_rules import Recall
@@ -77,6 +83,7 @@ class MessageCalls:
         found: list[dict[str, Any]] = []
         place: tuple[int, int] | None = (partitions.start, offset)
         batches, size, read = search.PAGE_BATCHES, search.PAGE_READ_BYTES, 0
+        begun = BegunBatch()
         while place is not None and batches > 0 and size > 0 and len(found) < wanted.limit:
             if topic.deleted:
                 return topics.unknown_topic(topic.name)
@@ -89,6 +96,7 @@ class MessageCalls:
                     place[1],
                     batches=min(batches, STEP_BATCHES),
                     size=min(size, STEP_BYTES),
+                    begun=begun,
                 )
             except CorruptRecord as error:
                 if batches == search.PAGE_BATCHES:

@@ -19,6 +19,7 @@ from twisted.python.failure import Failure
 from txmq.broker.search.search import (
     PAGE_BATCHES,
     PAGE_READ_BYTES,
+    BegunBatch,
     Search,
     SearchPage,
     SearchQuery,
@@ -169,6 +170,7 @@ class CatalogueService:
         *,
         batches: int = PAGE_BATCHES,
         size: int = PAGE_READ_BYTES,
+        begun: BegunBatch | None = None,
     ) -> SearchPage:
         """Return a page of a topic. A damaged catalogue is discarded and built
         again.
@@ -184,6 +186,7 @@ class CatalogueService:
                     self.catalogues,
                     batches=batches,
                     size=size,
+                    begun=begun,
                 )
                 return search.page(partitions, offset)
             except DamagedPage as error:

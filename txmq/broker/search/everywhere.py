@@ -12,7 +12,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from txmq.broker.search.message_view import describe_message, read_view, weight_of
-from txmq.broker.search.search import SearchQuery, find_by_id
+from txmq.broker.search.search import BegunBatch, SearchQuery, find_by_id
 from txmq.core.state import failed_messages, letter_index
 from txmq.core.state.letter_cells import LetterState
 from txmq.core.state.letter_index import PLACE, PREFIX, Dimension
@@ -75,6 +75,7 @@ class SearchEverywhere:
         self._damaged: list[tuple[str, int, int]] = []
         self._size = 0
         self._steps = STEPS
+        self._begun = BegunBatch()
         self._read = 0  # messages
         self._until = None if within_ms is None else engine.now() + within_ms * MILLISECOND
         self._hash = None if wanted.key is None else key_hash(wanted.key)
@@ -160,6 +161,7 @@ class SearchEverywhere:
                 offset,
                 batches=STEP_BATCHES,
                 size=STEP_BYTES,
+                begun=self._begun,
             )
         except CorruptRecord as error:
             return self._behind_damage(topic, error, partition, last, offset)

@@ -63,6 +63,26 @@ class SearchQuery(NamedTuple):
         )
 
 
+class BegunBatch:
+    """The batch in which the step before has ended, so that the next one need not
+    decompress it again.
+    """
+
+    def __init__(self) -> None:
+        self._position = -1
+        self._view: BatchView | None = None
+
+    def view(self, store: Log, position: int, length: int) -> BatchView:
+        """Return the batch at a position. Raises CorruptRecord."""
+        if self._view is None or self._position != position:
+            return read_view(store, position, length)
+        return self._view
+
+    def keep(self, position: int, view: BatchView | None) -> None:
+        """Keep a batch that is to go on, None = none."""
+        self._position, self._view = position, view
+
+
 class SearchPage(NamedTuple):
     """Messages, and the (partition, offset) at which the next page begins; None = the
     end. So many batches were scanned, of so many bytes and `read` messages.
@@ -88,9 +108,10 @@ class Search:
         *,
         batches: int = PAGE_BATCHES,
         size: int = PAGE_READ_BYTES,
+        begun: BegunBatch | None = None,
     ) -> None:
         """At most so many batches, of about this size in all, are scanned; where bodies
-        are shown, of this size decompressed.
+        are shown, of this size decompressed. `begun` is of the steps of one page.
         """
         self._store, self._state, self._topic, self._query = store, state, topic, query
         where = VisibleTopic(state, topic.topic_id, store.durable)
@@ -100,6 +121,7 @@ class Search:
         )
         self._batches, self._bytes, self._most = batches, size, batches
         self._most_bytes = size
+        self._begun = begun or BegunBatch()
         self._read = self._judged = 0  # messages, and bytes of their bodies
         self._messages: list[dict[str, Any]] = []
         self._size = 0  # of these in a reply
@@ -135,7 +157,7 @@ class Search:
             if self._batches <= 0 or self._bytes <= 0 or self._judged >= JUDGED_BYTES:
                 return at
             try:
-                view = read_view(self._store, place.entry.position, place.entry.length)
+                view = self._begun.view(self._store, place.entry.position, place.entry.length)
             except CorruptRecord:
                 if self._batches < self._most:
                     return at  # the next page begins with the damage, and reports it
@@ -143,6 +165,7 @@ class Search:
             self._batches -= 1
             self._bytes -= place.entry.length
             rows = self._rows_to_judge(view, at - place.base)
+            self._begun.keep(place.entry.position, view if rows.stop < len(view) else None)
             self._read += len(rows)
             where = {"topic": self._topic.name, "partition": partition}
             opens = self._query.bodies
