@@ -23,7 +23,10 @@ from tests.broker.data_directory.retention_world import (
 )
 from tests.broker.support import BEGAN, HELLO, Client
 from tests.simulation.simulated_broker import recover
-from txmq.batch import BatchView, encode, verify
+from txmq.batch import BatchView, decode, encode, verify
+from txmq.batch.codecs import decompress
+from txmq.batch.header import Codec
+from txmq.broker.data_directory import retention_service
 from txmq.core.audit import AUDIT_TOPIC_ID, Audited, AuditEntry
 from txmq.core.consumers.candidates import FetchLimits
 from txmq.core.consumers.commands import (
@@ -36,6 +39,7 @@ from txmq.core.consumers.commands import (
 )
 from txmq.core.consumers.fetch_choice import choose_candidates
 from txmq.core.events.base import RecordContext
+from txmq.core.events.delays import DelayedMoved
 from txmq.core.events.outcome import Rejected
 from txmq.core.events.topics import MessagesCopied
 from txmq.core.replay.building import AddPlanLetters, FreezePlan
@@ -95,8 +99,8 @@ def fill(world: RetentionWorld, count: int, begin: int = 0) -> None:
         world.send(body(number))
 
 
-def bury(world: RetentionWorld, offset: int, topic: str = "t") -> None:
-    """Make the message a dead letter of group g."""
+def bury(world: RetentionWorld, *offsets: int, topic: str = "t") -> None:
+    """Make the messages dead letters of group g."""
     reply = world.do(
         JoinGroup("g", "a", "a", "concurrent", topics=(topic,), wanted=RequestedSettings())
     )
@@ -112,11 +116,9 @@ def bury(world: RetentionWorld, offset: int, topic: str = "t") -> None:
             tuple(CandidateRead(candidate, None) for candidate in found.candidates),
         )
     )
-    world.do(
-        NackMessage(
-            "g", "a", generation, topic, 0, offset, None, None, FailureReport("E", "no", "f"), True
-        )
-    )
+    report = FailureReport("E", "no", "f")
+    for offset in offsets:
+        world.do(NackMessage("g", "a", generation, topic, 0, offset, None, None, report, True))
 
 
 def test_segments_go_when_all_of_them_is_too_old() -> None:
@@ -167,6 +169,56 @@ def test_a_letter_outlives_its_segment_again_and_again() -> None:
     assert world.segments()[0] > 10 * LARGE, "the copies did not hold up the log"
     assert letters(world.log.read, world.state) == {1: body(1)}
     recount(world.state)
+
+
+def test_one_turn_opens_so_many_bytes_to_copy_messages_and_each_batch_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A batch of 1 KiB in the log may have 16 MiB of bodies."""
+    monkeypatch.setattr(retention_service, "COPIED_BYTES", 25_000)
+    world = made()
+    for number in range(3):
+        data = encode(
+            [Message(bytes([number]) * 5_000)] * 4,
+            producer_id=b"z" * 16, epoch=0, sequence=4 * number, born_at=1, codec=Codec.ZSTD,
+        )  # fmt: skip
+        world.do(StoreBatch("t", 0, 0, data, verify(data)))
+    bury(world, *range(12))
+    world.turn(2 * HOUR)
+    fill(world, 6)
+    opened = [0]
+
+    def counted(codec: int, data: bytes, size: int) -> bytes:
+        opened[-1] += size
+        return decompress(codec, data, size)
+
+    monkeypatch.setattr(decode, "decompress", counted)
+    world.engine.listen(MessagesCopied, lambda _event, _place: opened.append(0))
+    world.retain()
+    assert opened == [20_000, 20_000, 20_000, 0]
+    world.retain()
+    assert letters(world.log.read, world.state) == {n: bytes([n // 4]) * 5_000 for n in range(12)}
+    recount(world.state)
+
+
+def test_one_record_stores_so_many_bytes_of_delayed_messages_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(retention_service, "COPIED_BYTES", 3 * LARGE)
+    world = made()
+    for number in range(5):
+        world.send(body(100 + number), delay=9 * HOUR)
+    world.turn(2 * HOUR)
+    fill(world, 6)
+    stored: list[int] = []
+    world.engine.listen(
+        DelayedMoved,
+        lambda event, _place: stored.append(sum(length for _due, _at, length in event.messages)),
+    )
+    world.retain()
+    assert len(stored) > 1
+    assert max(stored) <= 3 * LARGE
+    assert waiting(world.log.read, world.state) == [body(100 + number) for number in range(5)]
 
 
 def edit(world: RetentionWorld, edits: int, **changes: Any) -> Any:

@@ -12,12 +12,13 @@ which is what the leader's state needs at the same position.
 from __future__ import annotations
 
 from functools import partial
-from itertools import islice
+from itertools import groupby, islice
+from operator import attrgetter
 from typing import TYPE_CHECKING, NamedTuple
 
 import structlog
 
-from txmq.batch import single_row
+from txmq.batch import BatchView, single_row
 from txmq.broker.engine.log_reader import read_batches
 from txmq.broker.engine.message_copies import MessageCopies
 from txmq.core.events.outcome import Rejected
@@ -36,7 +37,7 @@ from txmq.model.units import HOUR
 from txmq.store.tables import SIGN
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from txmq.broker.engine.engine import Engine
     from txmq.broker.reactor.interfaces import Clock
@@ -44,10 +45,11 @@ if TYPE_CHECKING:
     from txmq.core.events.base import LogSpan, RecordContext
     from txmq.core.retention.audit_entries import AuditEntryAt
     from txmq.core.state.state import Topic
+    from txmq.core.topics.delayed import ScheduledMessage
 
 PARTITIONS_PER_STEP = 256  # in one turn of the reactor: about 2 ms
 EMPTIED_PER_ROUND = 10_000  # deleted topics, in one record
-COPIED_BYTES = 4 << 20  # of batches, read in one turn to copy messages out of them
+COPIED_BYTES = 4 << 20  # of batches, opened in one turn to copy messages out of them
 TRANSACTIONS = "undecided or waiting transactions"
 log = structlog.get_logger()
 
@@ -236,24 +238,31 @@ class RetentionService:
             self._lowest, self._held_by = position, by
 
     def _copy_out(self, rows: Sequence[RetainedMessage], following: Callable[[], None]) -> bool:
-        """Copy messages, then point at the copies once they are durable. False = they
-        cannot be read, and stay where they are.
+        """Copy the first of these messages, then point at the copies once they are
+        durable. False = they cannot be read, and stay where they are.
         """
         chosen: list[RetainedMessage] = []
-        for row in rows:
-            if not chosen or sum(one.length for one in chosen) + row.length <= COPIED_BYTES:
+        copies: list[bytes] = []
+        left = COPIED_BYTES
+        for span, some in groupby(rows, attrgetter("position", "length")):
+            batch = self._read([span])
+            if batch is None:
+                break
+            view = BatchView(batch[0])
+            left -= max(len(batch[0]), view.header.size)
+            if copies and left < 0:
+                break
+            for row in some:
                 chosen.append(row)
-        batches = self._read([(row.position, row.length) for row in chosen])
-        if batches is None:
-            return False
-        copies = tuple(single_row(data, row.row) for row, data in zip(chosen, batches, strict=True))
+                copies.append(single_row(batch[0], row.row, view))
 
         def point(spans: list[LogSpan]) -> None:
             pointed = tuple((row, *span) for row, span in zip(chosen, spans, strict=True))
             self._submit(RepointMessages(pointed), following)
 
-        self._store(copies, point)
-        return True
+        if copies:
+            self._store(copies, point)
+        return bool(copies)
 
     def _expire_letters(self, after: int = 0) -> None:
         state = self._engine.state
@@ -330,9 +339,7 @@ class RetentionService:
         """Store delayed messages again that hold a segment alone. False = there are
         none, or they cannot be read.
         """
-        waiting = tuple(
-            islice(delayed.stored_below(self._engine.state, whole), relocation.STEP_COPIES)
-        )
+        waiting = tuple(_some(delayed.stored_below(self._engine.state, whole)))
         batches = self._read([(one.log_position, one.message.length) for one in waiting])
         if not batches:
             return False
@@ -372,3 +379,13 @@ class RetentionService:
                 partition=partition,
                 messages=missed,
             )
+
+
+def _some(waiting: Iterable[ScheduledMessage]) -> Iterator[ScheduledMessage]:
+    """Yield as many of the first messages as one record stores again."""
+    left = COPIED_BYTES
+    for number, one in enumerate(islice(waiting, relocation.STEP_COPIES)):
+        left -= one.message.length
+        if number and left < 0:
+            return
+        yield one
