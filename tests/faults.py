@@ -1100,6 +1100,7 @@ FAULTS: dict[int, tuple[str, ...]] = {
     ),
     # bit rot in the index, two processes on one directory
     140: (
+        "test_the_garbage_of_its_parent_closes_nothing_in_the_process_that_walks",
         "test_no_flipped_bit_changes_what_is_read",
         "test_a_flipped_bit_that_no_row_shows_is_found",
         "test_a_zeroed_root_of_the_free_list_makes_the_index_anew",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import os
 from pathlib import Path
 
 import pytest
@@ -24,3 +26,27 @@ def test_who_looks_for_damage_holds_no_lock_of_a_broker_that_is_killed(
     monkeypatch.setattr(digest, "walk", open_files_below)
     assert digest.find_damage(tmp_path) == ""
     lock.release()
+
+
+def test_the_garbage_of_its_parent_closes_nothing_in_the_process_that_walks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = str(tmp_path / "file")
+    file = RealFileSystem().create(text)
+    number = file._fd  # type: ignore[attr-defined]  # what a finalizer closes
+    circle: list[object] = [file]
+    circle.append(circle)
+
+    def walk(_path: Path) -> str:
+        os.dup2(os.open(text, os.O_RDONLY), number)
+        gc.collect()
+        os.fstat(number)
+        return ""
+
+    monkeypatch.setattr(digest, "walk", walk)
+    gc.disable()
+    try:
+        del file, circle
+        assert digest.find_damage(tmp_path) == ""
+    finally:
+        gc.enable()

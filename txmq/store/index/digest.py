@@ -11,6 +11,7 @@ wherever they lead.
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import warnings
@@ -114,6 +115,9 @@ def find_damage(path: Path) -> str:
 
 def _answer(path: Path, pipe: int) -> None:
     """Write what `walk` finds, and end this process."""
+    # Nothing of the parent ends here: a file of its garbage would close a descriptor
+    # that is LMDB's by then, and the index would count as damaged.
+    gc.freeze()
     status = 1
     with suppress(BaseException):
         # Among the files of the parent is the lock of its data directory, which this
