@@ -244,6 +244,19 @@ def test_a_letter_has_so_many_edits_at_most(monkeypatch: pytest.MonkeyPatch) -> 
     assert office.edit(1, revert=True, edits=2).error is BadRequest
 
 
+def test_what_is_as_it_was_published_is_not_reverted_again() -> None:
+    office = EditOffice(2)
+    never = office.edit(1, revert=True)
+    assert (never.error, never.message) == (BadRequest, "it was never edited")
+    office.edit(1, body=b"1")
+    assert office.edit(1, revert=True, edits=1) == {"edits": 2}
+    again = office.edit(1, revert=True, edits=2)
+    assert (again.error, again.message) == (BadRequest, "it is what was published again")
+    assert "nothing to revert" in again.hint
+    office.edit(1, body=b"1", edits=2)
+    assert office.edit(1, revert=True, edits=3) == {"edits": 4}
+
+
 def test_two_operators_cannot_edit_a_letter_over_one_another() -> None:
     office = EditOffice(2)
     replies: list[Any] = []

@@ -18,7 +18,7 @@ from txmq.core.consumers.letter_redrives import RedriveLetters, WantedCopy
 from txmq.core.consumers.letter_trials import TryLetter
 from txmq.core.events.outcome import Rejected
 from txmq.core.retention.relocation import RepointMessages, is_stale_pin, message_of_pin
-from txmq.core.state import log_pins
+from txmq.core.state import letter_edits, log_pins
 from txmq.core.state.failed_rows import FailedMessage
 from txmq.core.topics.topics import CreateTopic
 from txmq.model.message import Message
@@ -49,14 +49,16 @@ class ChangedLetters(LettersWorld):
         for place in self._some():
             row = self.row_at(place)
             reverts = row.edits > 0 and self.random.random() < 0.3
+            again = reverts and self.is_reverted(place)
             original = None if row.edits else self.span()
             version = None if reverts else self.span()
             stale = self.random.random() < 0.1
             reply = self.do(
                 EditLetter("g", place, row.edits + stale, version, original, "ada", "why")
             )
-            assert isinstance(reply, Rejected) is stale
-            self.counts["edits"] += not stale
+            refused = stale or again
+            assert isinstance(reply, Rejected) is refused
+            self.counts["edits"] += not refused
 
     def copy(self) -> None:
         batch = encode_one(
@@ -111,6 +113,12 @@ class ChangedLetters(LettersWorld):
     def row_at(self, place: Place) -> FailedMessage:
         topic, partition, offset = place
         return self.rows()[self.state.topics[topic].topic_id, partition, offset]
+
+    def is_reverted(self, place: Place) -> bool:
+        topic, partition, offset = place
+        ref = (self.group().group_id, self.state.topics[topic].topic_id, partition, offset)
+        newest = letter_edits.version(self.state, ref, self.row_at(place).edits)
+        return newest is not None and newest.reverts
 
     def check(self) -> None:
         """Check that rows, versions, copies and pins agree."""

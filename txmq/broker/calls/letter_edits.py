@@ -43,10 +43,11 @@ class LetterEditCalls:
         self.handlers: dict[str, Handler] = {"dlq.edit": self.edit}
 
     def edit(self, call: CallContext, args: wire.DlqEdit) -> None:
-        letter = (args.topic, args.partition, args.offset)
-        found = letter_edits.find_open(self._engine.state, args.group, letter, args.edits)
+        state, letter = self._engine.state, (args.topic, args.partition, args.offset)
+        found = letter_edits.find_open(state, args.group, letter, args.edits)
         if not isinstance(found, Rejected):
-            found = _mistake(args) or letter_edits.refusal(found, reverts=args.revert) or found
+            refused = letter_edits.refusal(state, found, reverts=args.revert)
+            found = _mistake(args) or refused or found
         if isinstance(found, Rejected):
             self._engine.answer_when_durable(call.answer, found)
             return

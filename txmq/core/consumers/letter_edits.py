@@ -103,13 +103,13 @@ def _refusal(state: State, group: ConsumerGroup, ref: MessageRef, row: FailedMes
     return reason or failures.held_reason(state, row)
 
 
-def refusal(found: OpenLetter, *, reverts: bool) -> Rejected | None:
+def refusal(state: State, found: OpenLetter, *, reverts: bool) -> Rejected | None:
     """Return why there can be no further version."""
     edits = found.row.edits
-    if reverts and not edits:
-        return Rejected(
-            BadRequest, "it was never edited", "there is nothing to revert: txmq dlq show"
-        )
+    newest = letter_edits.version(state, (found.group.group_id, *found.ref), edits)
+    if reverts and (newest is None or newest.reverts):
+        done = "it was never edited" if newest is None else "it is what was published again"
+        return Rejected(BadRequest, done, "there is nothing to revert: txmq dlq show")
     if edits >= MAX_EDITS:
         return Rejected(
             BadRequest,
@@ -125,7 +125,7 @@ def decide_edit(state: State, command: EditLetter, now: int) -> Outcome | Reject
     if isinstance(found, Rejected):
         return found
     reverts = command.version is None
-    if refused := refusal(found, reverts=reverts):
+    if refused := refusal(state, found, reverts=reverts):
         return refused
     group, ref, row = found
     assert row.edits or command.original is not None, "the first edit keeps the original"
