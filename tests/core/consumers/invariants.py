@@ -230,7 +230,8 @@ def check_stores(state: State, group: ConsumerGroup, rows: dict[MessageRef, Fail
     orders = Counter(t.LOCAL_KEY.unpack(key)[2] for key, _row in _local_rows(state, group, 1))
     assert orders == Counter({one: store.orders for one, store in group.stores.items()})
     messages, attempts = Counter[bytes](), Counter[bytes]()
-    for (store_id, _ref), row in local.items():
+    for (store_id, ref), row in local.items():
+        assert ref >= group.stores[store_id].begin
         messages[store_id] += 1
         attempts[store_id] += row.attempt
     assert messages == Counter({one: store.messages for one, store in group.stores.items()})

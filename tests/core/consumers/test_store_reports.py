@@ -8,6 +8,7 @@ import pytest
 
 from tests.core.consumers.invariants import check, moved_rows
 from tests.core.consumers.world import QUICK, ConsumersWorld, rows
+from txmq.core.consumers import background_work
 from txmq.core.consumers.authorization import find_group
 from txmq.core.consumers.commands import (
     AdoptStore,
@@ -27,6 +28,7 @@ from txmq.core.consumers.store_reports import MAX_STORES, _Report, key_source
 from txmq.core.consumers.store_views import at_consumers, describe_store, list_messages
 from txmq.core.events.base import LogRestored
 from txmq.core.events.outcome import Rejected
+from txmq.core.state import local_stores
 from txmq.core.state.consumer_groups import FenceState
 from txmq.core.state.failed_rows import FailedKind
 from txmq.core.state.local_stores import StoreOrder
@@ -35,6 +37,7 @@ from txmq.errors import BadRequest, Conflict, Throttled, UnknownMember
 from txmq.model.retry import FailureReport
 from txmq.model.topic_partition import TopicPartition
 from txmq.model.units import SECOND
+from txmq.store import tables as t
 from txmq.store.tables import FAILED, FENCES, LOCAL, PARKED
 
 STORE, OTHER = b"s" * 16, b"o" * 16
@@ -456,6 +459,34 @@ def test_an_adopted_store_gives_its_messages_to_the_members(world: StoreWorld) -
     assert world.kinds() == {0: FailedKind.RETRY, 1: FailedKind.RETRY}
     got = world.fetch("b")
     assert {(one.offset, one.attempt) for one in got} >= {(0, 2), (1, 2)}
+    world.check()
+
+
+def test_a_step_of_an_adoption_begins_where_the_one_before_has_ended(
+    world: StoreWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Deleted rows cost a look each until the index is written."""
+    world.report("a", *[(offset, "stored") for offset in range(3)])
+    world.leave("a")
+    monkeypatch.setattr(background_work, "STEP_ROWS", 1)
+    begins: list[int] = []
+    kept = world.state.tables[t.LOCAL]
+
+    class Seen:
+        """The table, with the places at which messages are looked for."""
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(kept, name)
+
+        def range(self, start: bytes, stop: bytes) -> Any:
+            if len(start) == t.LOCAL_KEY.size and start[4] == local_stores.MESSAGE:
+                begins.append(t.LOCAL_KEY.unpack(start)[5])
+            return kept.range(start, stop)
+
+    seen: Any = Seen()
+    monkeypatch.setitem(world.state.tables, t.LOCAL, seen)
+    assert world.adopt().messages == 3
+    assert begins == [0, 0, 1, 2]
     world.check()
 
 

@@ -66,17 +66,21 @@ def apply_messages_adopted(
     state: State, event: StoreMessagesAdopted, context: RecordContext
 ) -> None:
     group, at = state.groups.by_id[event.group_id], context.stored_at
-    left = event.most
-    for ref in list(islice(local_stores.messages(state, group, event.store), left)):
+    store, left = group.stores[event.store], event.most
+    # Not from the first place on: the rows of the steps before are deleted, and cost a
+    # look each until the index is written.
+    found = list(islice(local_stores.messages(state, group, event.store, store.begin), left))
+    for ref in found:
         row = failed_changes.drop(state, group, ref)
         assert row is not None, "the index has it"
         failed_changes.put(
             state, group, ref, row._replace(kind=FailedKind.RETRY, due=at, store=b"")
         )
-        left -= 1
+    store.begin = max((store.begin, *found))
+    left -= len(found)
     left -= local_stores.drop_orders(state, group, event.store, left)
     if left:
-        group.stores[event.store].adopted = False
+        store.adopted = False
     if not any(store.adopted for store in group.stores.values()):
         state.groups.adopting.discard(group.group_id)
     state.groups.dirty_groups.add(group.group_id)

@@ -50,6 +50,7 @@ def add_message(
         state.tables[t.LOCAL].put(key, ())
     store.messages += 1
     store.attempts += message.attempts
+    store.begin = min(store.begin, ref)
     state.groups.dirty_groups.add(group.group_id)
 
 
