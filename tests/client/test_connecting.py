@@ -72,9 +72,9 @@ def _twisted(reactor: Any, in_reactor: Callable[..., Any], url: str) -> None:
             "transaction",
             "tiemout",
             "timeout",
-            lambda **given: checked_options(ClientSettings(), NO_CONNECTION, None, given),  # type: ignore[arg-type]  # which is the point
+            lambda **given: checked_options(ClientSettings(), NO_CONNECTION, None, given),
         ),
-        ("xa", "nodes", "node", lambda **given: checked_xa_options(ClientSettings(), given)),  # type: ignore[arg-type]
+        ("xa", "nodes", "node", lambda **given: checked_xa_options(ClientSettings(), given)),
     ],
 )
 def test_a_misspelt_option_is_told_with_what_may_be_meant(
