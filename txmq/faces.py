@@ -20,11 +20,11 @@ S_co = TypeVar("S_co", covariant=True)
 T = TypeVar("T")
 
 
-class Stated(Protocol[S_co]):
+class Awaited(Protocol[S_co]):
     """An object of the blocking face."""
 
     @property
-    def _stated(self) -> S_co:
+    def _awaited(self) -> S_co:
         """The same noun as all faces have it, over what blocks."""
 
 
@@ -41,24 +41,24 @@ def run(work: Coroutine[Any, Any, T]) -> T:
 
 def blocking(
     method: Callable[Concatenate[S, P], Coroutine[Any, Any, T]],
-) -> Callable[Concatenate[Stated[S], P], T]:
+) -> Callable[Concatenate[Awaited[S], P], T]:
     """Return a method as a blocking one, with its signature and docstring."""
 
     @wraps(method)
-    def call(self: Stated[S], /, *args: P.args, **options: P.kwargs) -> T:
-        return run(method(self._stated, *args, **options))
+    def call(self: Awaited[S], /, *args: P.args, **options: P.kwargs) -> T:
+        return run(method(self._awaited, *args, **options))
 
     return call
 
 
 def iterating(
     method: Callable[Concatenate[S, P], AsyncIterator[T]],
-) -> Callable[Concatenate[Stated[S], P], Iterator[T]]:
+) -> Callable[Concatenate[Awaited[S], P], Iterator[T]]:
     """Return a method that yields as a blocking one, likewise."""
 
     @wraps(method)
-    def call(self: Stated[S], /, *args: P.args, **options: P.kwargs) -> Iterator[T]:
-        found = method(self._stated, *args, **options)
+    def call(self: Awaited[S], /, *args: P.args, **options: P.kwargs) -> Iterator[T]:
+        found = method(self._awaited, *args, **options)
         while True:
             try:
                 yield run(_next(found))

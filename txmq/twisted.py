@@ -125,7 +125,7 @@ def connect(
     `txmq.client.protocol.settings.Options` the options. Raises ConfigError.
     """
     make: Any = aio.connect  # which of its overloads, `url` decides
-    stated = make(url, service=service, partition_map=partition_map, **options)
-    if isinstance(stated, aio.Cluster):
-        return Cluster(bridge_of(reactor, lambda: finish_sends(*stated.clients)), stated)
-    return Client(bridge_of(reactor, partial(finish_sends, stated)), stated)
+    awaited = make(url, service=service, partition_map=partition_map, **options)
+    if isinstance(awaited, aio.Cluster):
+        return Cluster(bridge_of(reactor, lambda: finish_sends(*awaited.clients)), awaited)
+    return Client(bridge_of(reactor, partial(finish_sends, awaited)), awaited)

@@ -54,7 +54,7 @@ class ScriptedJob:
         return winners == [self.token]
 
 
-class StatedClient(AwaitedMessageCalls):
+class AwaitedClient(AwaitedMessageCalls):
     """The calls of a scripted client, as all faces have them."""
 
     _core: Any
@@ -84,7 +84,7 @@ class ScriptedClient(BlockingMessageCalls):
     closed: bool = False
 
     def __post_init__(self) -> None:
-        self._stated = StatedClient(self)
+        self._awaited = AwaitedClient(self)
 
     def call(self, name: str, /, **args: object) -> dict[str, Any]:
         if name == "job.show":

@@ -223,7 +223,7 @@ def test_on_twisted_those_of_one_turn_share_a_frame(
 
     in_reactor(story)
     assert sorted(map(int, bodies(real, topic))) == list(range(15))
-    stats = client._bridge.at_once(lambda: client._stated.stats)
+    stats = client._bridge.at_once(lambda: client._awaited.stats)
     assert stats.requests >= 36
 
 

@@ -294,7 +294,7 @@ class TwistedFace(LoopFace):
 
     def look(self, noun: Any, see: Callable[[Any], object]) -> object:
         """Return what is seen of the same noun of asyncio."""
-        return noun._bridge.at_once(lambda: see(noun._stated))
+        return noun._bridge.at_once(lambda: see(noun._awaited))
 
     async def pause(self) -> None:
         """Let others work for a moment."""

@@ -29,9 +29,9 @@ NOBODY = "txmq://127.0.0.1:1"
 
 
 def test_a_call_has_the_arguments_and_the_docstring_of_asyncio() -> None:
-    own, stated = txmq.twisted.Client.send, txmq.aio.Client.send
-    assert (own.__doc__, own.__name__) == (stated.__doc__, "send")
-    assert inspect.signature(own).parameters == inspect.signature(stated).parameters
+    own, awaited = txmq.twisted.Client.send, txmq.aio.Client.send
+    assert (own.__doc__, own.__name__) == (awaited.__doc__, "send")
+    assert inspect.signature(own).parameters == inspect.signature(awaited).parameters
     assert inspect.signature(own).return_annotation == "Deferred[Receipt]"
 
 

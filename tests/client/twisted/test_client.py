@@ -79,7 +79,7 @@ def test_sends_of_one_turn_keep_their_order_and_share_frames(
         offsets = [(await receipt).offset for receipt in receipts]
         assert offsets == list(range(1, 101))
         assert await bodies(client, topic) == [b"first", *(b"%d" % number for number in range(100))]
-        assert client._bridge.at_once(lambda: client._stated.stats).frames <= 3
+        assert client._bridge.at_once(lambda: client._awaited.stats).frames <= 3
 
     in_reactor(story)
 

@@ -157,7 +157,7 @@ def test_both_faces_use_the_same_name_in_the_inbox(
 
     async def story() -> str:
         consumer = await consumer_of(client, group)
-        consumer._stated._members.ack_many = lambda _messages: None
+        consumer._awaited._members.ack_many = lambda _messages: None
         await TwistedFace(reactor).run_until(
             consumer, take_effect, have_come(connect, len(BODIES)), inbox=connect
         )

@@ -65,13 +65,13 @@ class Client(BlockingProducer, BlockingMessageCalls, TypedTopicCalls):
     or RequestTimeout: whether the request was carried out is then unknown.
     """
 
-    _stated: ClientAtOnce
+    _awaited: ClientAtOnce
 
     def __init__(self, core: BlockingCore) -> None:
         settings = core.settings
         super().__init__(core.pool, core.topics, timeout=settings.timeout, retries=settings.retries)
         self._core = core
-        self._stated = ClientAtOnce(core)
+        self._awaited = ClientAtOnce(core)
         self._checkers = Checkers(core)
         core.answer_checks = self._checkers.start
         self._consumers = WeakSet[Consumer]()

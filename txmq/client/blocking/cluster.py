@@ -82,7 +82,7 @@ class _Stated(ClusterCalls[ClientAtOnce]):
 
     @property
     def clients(self) -> tuple[ClientAtOnce, ...]:  # type: ignore[override]  # nobody sets it
-        return tuple(client._stated for client in self._cluster.clients)  # noqa: SLF001  # of this face
+        return tuple(client._awaited for client in self._cluster.clients)  # noqa: SLF001  # of this face
 
     async def _route(self, topic: str, key: str | None, partition: int | None) -> SendRoute:
         route = self._routing.required_route(topic, key, partition)
@@ -123,7 +123,7 @@ class Cluster(TypedTopicCalls, OneBrokerCalls):
         )
         self._cores: Sequence[BlockingCore] = self._brokers.cores
         self.clients = tuple(map(Client, self._cores))
-        self._stated = _Stated(self, self._routing)
+        self._awaited = _Stated(self, self._routing)
         tell_after_fork(self._brokers)
 
     def _new_core(self, url: str | Addresses) -> BlockingCore:

@@ -14,7 +14,7 @@ from txmq.faces import blocking, iterating
 class BlockingMessageCalls:
     """The part of the blocking client for single messages and letters."""
 
-    _stated: Calls
+    _awaited: Calls
 
     describe_cluster = blocking(Calls.describe_cluster)
     recall = blocking(Calls.recall)
@@ -39,10 +39,10 @@ class BlockingMessageCalls:
 
         A job stores bundles one by one, and one decision publishes all of them.
         """
-        return Job(Calls.job(self._stated, token, expire_after=expire_after))
+        return Job(Calls.job(self._awaited, token, expire_after=expire_after))
 
     def plan(self, name: str) -> ReplayPlan:
         """Return the replay plan of this name, to create it, to look at it, or to order
         what the broker shall do with it.
         """
-        return ReplayPlan(Plan(self._stated, name))
+        return ReplayPlan(Plan(self._awaited, name))

@@ -14,7 +14,7 @@ class ReplayPlan:
     """
 
     def __init__(self, plan: Plan) -> None:
-        self._stated, self.name = plan, plan.name
+        self._awaited, self.name = plan, plan.name
 
     create = blocking(Plan.create)
     show = blocking(Plan.show)

@@ -58,8 +58,8 @@ class Client(TypedTopicCalls, TwistedMessageCalls, AsyncCloseable):
     became of it.
     """
 
-    def __init__(self, bridge: Bridge, stated: client.Client) -> None:
-        self._bridge, self._stated = bridge, stated
+    def __init__(self, bridge: Bridge, awaited: client.Client) -> None:
+        self._bridge, self._awaited = bridge, awaited
 
     @property
     def spool(self) -> TwistedSpool:
@@ -67,7 +67,7 @@ class Client(TypedTopicCalls, TwistedMessageCalls, AsyncCloseable):
 
         Raises ConfigError for any other client.
         """
-        found = getattr(self._stated, "spool")  # noqa: B009  # of a client without one it raises
+        found = getattr(self._awaited, "spool")  # noqa: B009  # of a client without one it raises
         from txmq.client.twisted.spool import TwistedSpool  # noqa: PLC0415  # few need it
 
         return TwistedSpool(self._bridge, found)
@@ -111,7 +111,7 @@ class Client(TypedTopicCalls, TwistedMessageCalls, AsyncCloseable):
         name of a registered `checker` they do so together with other local work. With
         neither, the broker decides alone.
         """
-        return begin(self._bridge, self._stated, connection, checker, options)
+        return begin(self._bridge, self._awaited, connection, checker, options)
 
     def xa(self, *connections: BlockingConnection, **options: Unpack[XaOptions]) -> XaTransaction:
         """Return an `async with` block over several databases, committed in two phases.
@@ -119,7 +119,7 @@ class Client(TypedTopicCalls, TwistedMessageCalls, AsyncCloseable):
         The rows on all connections, the sends and the acks take effect together.
         Functions that `tx.run` calls in a thread write the rows.
         """
-        return begin_xa(self._bridge, self._stated, connections, options)
+        return begin_xa(self._bridge, self._awaited, connections, options)
 
     def register_checker(self, name: str, checker: Checker) -> None:
         """Let this process decide the half transactions of a checker.
@@ -128,22 +128,22 @@ class Client(TypedTopicCalls, TwistedMessageCalls, AsyncCloseable):
         of it. It is called on the reactor's thread. The rest is as for the blocking
         client.
         """
-        register(self._bridge, self._stated, name, checker)
+        register(self._bridge, self._awaited, name, checker)
 
     def close(self) -> Deferred[None]:
         """Close the client: its consumers leave their groups.
 
         Messages without a receipt may still get it for a while.
         """
-        return self._bridge.close(self._stated.close)
+        return self._bridge.close(self._awaited.close)
 
 
 def register(
-    bridge: Bridge, stated: client.Client | aio_cluster.Cluster, name: str, checker: Checker
+    bridge: Bridge, awaited: client.Client | aio_cluster.Cluster, name: str, checker: Checker
 ) -> None:
     """Register a checker, which is called on the reactor's thread."""
     called = partial(bridge.in_reactor, checker)
-    bridge.at_once(lambda: stated.register_checker(name, called))
+    bridge.at_once(lambda: awaited.register_checker(name, called))
 
 
 async def finish_sends(*clients: client.Client) -> None:
@@ -153,10 +153,10 @@ async def finish_sends(*clients: client.Client) -> None:
     await asyncio.gather(*map(_finish_sends, clients))
 
 
-async def _finish_sends(stated: client.Client) -> None:
-    core = stated._core  # noqa: SLF001  # of asyncio's
+async def _finish_sends(awaited: client.Client) -> None:
+    core = awaited._core  # noqa: SLF001  # of asyncio's
     if core.settings.spool is not None:
         with suppress(TxmqError):  # what is left is on disk
-            await stated.flush(EXIT_S)
+            await awaited.flush(EXIT_S)
     if not await core.flush(EXIT_S):
         warn_of_unsent(await core.sender.close())

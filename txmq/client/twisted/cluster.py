@@ -54,14 +54,14 @@ class Cluster(TypedTopicCalls, OneBrokerCalls, AsyncCloseable):
     order of the URLs, and then of those that were found.
     """
 
-    def __init__(self, bridge: Bridge, stated: cluster.Cluster) -> None:
-        self._bridge, self._stated = bridge, stated
+    def __init__(self, bridge: Bridge, awaited: cluster.Cluster) -> None:
+        self._bridge, self._awaited = bridge, awaited
         self._clients: tuple[Client, ...] = ()
 
     @property
     def clients(self) -> tuple[Client, ...]:
         """The client of each broker."""
-        found = self._stated.clients[len(self._clients) :]
+        found = self._awaited.clients[len(self._clients) :]
         self._clients += tuple(Client(self._bridge, one) for one in found)
         return self._clients
 
@@ -121,7 +121,7 @@ class Cluster(TypedTopicCalls, OneBrokerCalls, AsyncCloseable):
         its messages and acks belong to several brokers. The rest is as for
         `Client.transaction`.
         """
-        return begin(self._bridge, self._stated, connection, checker, options)
+        return begin(self._bridge, self._awaited, connection, checker, options)
 
     def xa(self, *connections: BlockingConnection, **options: Unpack[XaOptions]) -> XaTransaction:
         """Return an `async with` block over several databases, committed in two phases.
@@ -129,15 +129,15 @@ class Cluster(TypedTopicCalls, OneBrokerCalls, AsyncCloseable):
         Messages and acks go to their brokers as in `transaction`. One broker, which has
         to be there, decides in its log. The rest is as for `Client.xa`.
         """
-        return begin_xa(self._bridge, self._stated, connections, options)
+        return begin_xa(self._bridge, self._awaited, connections, options)
 
     def register_checker(self, name: str, checker: Checker) -> None:
         """Let this process decide half transactions of all brokers.
 
         See `Client.register_checker`.
         """
-        register(self._bridge, self._stated, name, checker)
+        register(self._bridge, self._awaited, name, checker)
 
     def close(self) -> Deferred[None]:
         """Close the clients of all brokers, their consumers and readers first."""
-        return self._bridge.close(self._stated.close)
+        return self._bridge.close(self._awaited.close)

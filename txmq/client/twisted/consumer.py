@@ -37,11 +37,11 @@ class TwistedConsumer(AsyncCloseable):
     `async for message in consumer` gives messages until it is closed.
     """
 
-    _stated: AioConsumer
+    _awaited: AioConsumer
 
-    def __init__(self, bridge: Bridge, stated: AioConsumer) -> None:
-        self._bridge, self._stated = bridge, stated
-        stated._run_with_inbox = partial(_run_in_threads, stated)  # type: ignore[method-assign]  # noqa: SLF001
+    def __init__(self, bridge: Bridge, awaited: AioConsumer) -> None:
+        self._bridge, self._awaited = bridge, awaited
+        awaited._run_with_inbox = partial(_run_in_threads, awaited)  # type: ignore[method-assign]  # noqa: SLF001
 
     async def __aiter__(self) -> AsyncIterator[DeliveredMessage]:
         while (message := await self.receive()) is not None:
@@ -50,22 +50,22 @@ class TwistedConsumer(AsyncCloseable):
     @property
     def settings(self) -> ConsumerSettings:
         """The settings that it was made with."""
-        return self._stated.settings
+        return self._awaited.settings
 
     @property
     def closed(self) -> bool:
         """True once the consumer delivers nothing more."""
-        return self._stated.closed
+        return self._awaited.closed
 
     @property
     def stats(self) -> ConsumerStats:
         """Counters since the consumer was made."""
-        return self._bridge.at_once(lambda: self._stated.stats)
+        return self._bridge.at_once(lambda: self._awaited.stats)
 
     @property
     def paused(self) -> frozenset[str]:
         """The paused topics; after `pause()` all that the consumer reads."""
-        return self._bridge.at_once(lambda: self._stated.paused)
+        return self._bridge.at_once(lambda: self._awaited.paused)
 
     def stop_on_signals(self) -> None:
         """Close the consumer before the reactor stops, which it does at SIGTERM and
@@ -85,14 +85,14 @@ class TwistedConsumer(AsyncCloseable):
         With `wait` it fails with NotLeased where the message was settled already or its
         lease had run out.
         """
-        acked = self._bridge.at_once(lambda: self._stated.ack(message, wait=wait))
+        acked = self._bridge.at_once(lambda: self._awaited.ack(message, wait=wait))
         return self._bridge.defer(lambda: acked) if wait else succeed(None)
 
     def ack_batch(self, batch: ReceivedBatch, *, wait: bool = False) -> Deferred[None]:
         """Ack all messages of the batch that are not settled yet. `wait` as in
         `ack`.
         """
-        acked = self._bridge.at_once(lambda: self._stated.ack_batch(batch, wait=wait))
+        acked = self._bridge.at_once(lambda: self._awaited.ack_batch(batch, wait=wait))
         return self._bridge.defer(lambda: acked) if wait else succeed(None)
 
     ack_many = at_once(AioConsumer.ack_many)
@@ -187,7 +187,7 @@ class TwistedConsumer(AsyncCloseable):
         async def run() -> None:
             require_handler(handler, inbox, coroutines=inbox is None)
             in_reactor = partial(self._bridge.in_reactor, handler)
-            call: Any = self._stated.run  # which of its overloads, the arguments decide
+            call: Any = self._awaited.run  # which of its overloads, the arguments decide
             await call(
                 in_reactor if inbox is None else handler,
                 inbox=inbox,
@@ -209,33 +209,33 @@ class Consumer(TwistedConsumer):
     `async for message in consumer` gives messages until it is closed.
     """
 
-    _stated: consumer.Consumer
+    _awaited: consumer.Consumer
 
     @property
     def group(self) -> str:
         """The name of the group at the broker: for a broadcast member its own,
         `group@member`.
         """
-        return self._stated.group
+        return self._awaited.group
 
     @property
     def member(self) -> str:
         """The name of the member, given or made by the broker."""
-        return self._stated.member
+        return self._awaited.member
 
     @property
     def epoch(self) -> int:
         """The number of resets of the group that reprocess messages. The inbox records
         messages by it.
         """
-        return self._stated.epoch
+        return self._awaited.epoch
 
     @property
     def assignment(self) -> frozenset[PartitionName]:
         """The partitions assigned to this member, as (topic, number), as the broker
         last reported them.
         """
-        return self._stated.assignment
+        return self._awaited.assignment
 
 
 class Consumers(TwistedConsumer):
@@ -248,7 +248,7 @@ class Consumers(TwistedConsumer):
 
 
 async def _run_in_threads(
-    stated: AioConsumer,
+    awaited: AioConsumer,
     handler: Handler,
     connect: Callable[[], BlockingConnection],
     options: HandlerOptions,
@@ -256,4 +256,4 @@ async def _run_in_threads(
     # For programs that have a database.
     from txmq.client.twisted.inbox import run_in_threads  # noqa: PLC0415
 
-    await run_in_threads(stated._members, handler, connect, options)  # noqa: SLF001  # of asyncio's
+    await run_in_threads(awaited._members, handler, connect, options)  # noqa: SLF001  # of asyncio's

@@ -29,7 +29,7 @@ class Adapted(Protocol[S_co]):
     def _bridge(self) -> Bridge: ...
 
     @property
-    def _stated(self) -> S_co:
+    def _awaited(self) -> S_co:
         """The same noun on asyncio."""
 
 
@@ -92,7 +92,7 @@ def iterating(
 
 
 def _of(adapted: Adapted[S], method: Callable[..., Any]) -> Any:  # noqa: ANN401  # a method
-    return getattr(adapted._stated, method.__name__)  # noqa: SLF001  # of this face
+    return getattr(adapted._awaited, method.__name__)  # noqa: SLF001  # of this face
 
 
 async def _next(found: AsyncIterator[T]) -> tuple[T, ...]:

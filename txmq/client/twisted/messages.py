@@ -20,7 +20,7 @@ class TwistedMessageCalls:
     """The part of a client of one broker for single messages and letters."""
 
     _bridge: Bridge
-    _stated: Client
+    _awaited: Client
 
     describe_cluster = deferring(Client.describe_cluster)
     recall = deferring(Client.recall)
@@ -45,20 +45,20 @@ class TwistedMessageCalls:
 
         A job stores bundles one by one, and one decision publishes all of them.
         """
-        return Job(self._bridge, self._stated.job(token, expire_after=expire_after))
+        return Job(self._bridge, self._awaited.job(token, expire_after=expire_after))
 
     def plan(self, name: str) -> ReplayPlan:
         """Return the replay plan of this name, to create it, to look at it, or to order
         what the broker shall do with it.
         """
-        return ReplayPlan(self._bridge, self._stated.plan(name))
+        return ReplayPlan(self._bridge, self._awaited.plan(name))
 
 
 class ReplayPlan:
     """A replay plan at the broker, by its name; as that of the blocking client."""
 
-    def __init__(self, bridge: Bridge, stated: plans.ReplayPlan) -> None:
-        self._bridge, self._stated, self.name = bridge, stated, stated.name
+    def __init__(self, bridge: Bridge, awaited: plans.ReplayPlan) -> None:
+        self._bridge, self._awaited, self.name = bridge, awaited, awaited.name
 
     create = deferring(plans.ReplayPlan.create)
     show = deferring(plans.ReplayPlan.show)
@@ -76,12 +76,12 @@ class ReplayPlan:
 class Job:
     """A job at the broker. Made by `client.job`; as that of the blocking client."""
 
-    def __init__(self, bridge: Bridge, stated: jobs.Job) -> None:
-        self._bridge, self._stated, self.token = bridge, stated, stated.token
+    def __init__(self, bridge: Bridge, awaited: jobs.Job) -> None:
+        self._bridge, self._awaited, self.token = bridge, awaited, awaited.token
 
     def group(self) -> JobBundle:
         """Return a new bundle, for one attempt of one task."""
-        return JobBundle(self._bridge, self._stated.group())
+        return JobBundle(self._bridge, self._awaited.group())
 
     store = deferring(jobs.Job.store)
     decide = deferring(jobs.Job.decide)
@@ -93,8 +93,8 @@ class Job:
 class JobBundle:
     """The bundle of one attempt of one task; as that of the blocking client."""
 
-    def __init__(self, bridge: Bridge, stated: jobs.JobBundle) -> None:
-        self._bridge, self._stated, self.token = bridge, stated, stated.token
+    def __init__(self, bridge: Bridge, awaited: jobs.JobBundle) -> None:
+        self._bridge, self._awaited, self.token = bridge, awaited, awaited.token
 
     send = deferring(jobs.JobBundle.send)
     add = deferring(jobs.JobBundle.add)

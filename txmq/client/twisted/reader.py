@@ -18,7 +18,7 @@ class TwistedReader(AsyncCloseable):
     """A reader of one broker or of several, for use with `async with`."""
 
     _bridge: Bridge
-    _stated: reader.Reader | readers.Readers
+    _awaited: reader.Reader | readers.Readers
 
     async def __aiter__(self) -> AsyncIterator[ReceivedMessage]:
         while (message := await self.receive()) is not None:
@@ -27,17 +27,17 @@ class TwistedReader(AsyncCloseable):
     @property
     def closed(self) -> bool:
         """True once the reader gives nothing more."""
-        return self._stated.closed
+        return self._awaited.closed
 
     @property
     def name(self) -> str:
         """The name under which the positions are stored."""
-        return self._stated.name
+        return self._awaited.name
 
     @property
     def missed(self) -> int:
         """Messages that retention had dropped before they were read."""
-        return self._bridge.at_once(lambda: self._stated.missed)
+        return self._bridge.at_once(lambda: self._awaited.missed)
 
     receive = deferring(reader.Receiving.receive)
     commit = deferring(reader.Receiving.commit)
@@ -52,13 +52,13 @@ class Reader(TwistedReader):
     processed when the next one is requested.
     """
 
-    def __init__(self, bridge: Bridge, stated: reader.Reader) -> None:
-        self._bridge, self._stated = bridge, stated
+    def __init__(self, bridge: Bridge, awaited: reader.Reader) -> None:
+        self._bridge, self._awaited = bridge, awaited
 
     @property
     def positions(self) -> dict[PartitionName, int]:
         """The next message to process of each partition."""
-        return self._bridge.at_once(lambda: self._stated.positions)
+        return self._bridge.at_once(lambda: self._awaited.positions)
 
     assign = deferring(reader.Reader.assign)
 
@@ -70,13 +70,13 @@ class Readers(TwistedReader):
     the same numbers, so `positions` and `assign` are for readers of one broker.
     """
 
-    def __init__(self, bridge: Bridge, stated: readers.Readers) -> None:
-        self._bridge, self._stated = bridge, stated
+    def __init__(self, bridge: Bridge, awaited: readers.Readers) -> None:
+        self._bridge, self._awaited = bridge, awaited
 
     @property
     def positions(self) -> dict[PartitionName, int]:
         """Raises LocalProtocolError: positions are those of one broker."""
-        return self._stated.positions
+        return self._awaited.positions
 
     def assign(self, partitions: object) -> NoReturn:
         """Raises LocalProtocolError: partitions are those of one broker."""

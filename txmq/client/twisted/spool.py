@@ -10,30 +10,30 @@ from txmq.client.twisted.deferring import deferring
 class TwistedSpool:
     """The messages of a client that wait on local disk; see `ClientSpool`."""
 
-    def __init__(self, bridge: Bridge, stated: AioSpool) -> None:
-        self._bridge, self._stated = bridge, stated
+    def __init__(self, bridge: Bridge, awaited: AioSpool) -> None:
+        self._bridge, self._awaited = bridge, awaited
 
     @property
     def waiting(self) -> int:
         """Messages that wait for the broker."""
-        return self._stated.waiting
+        return self._awaited.waiting
 
     @property
     def bytes(self) -> int:
         """Bytes on disk that they occupy."""
-        return self._stated.bytes
+        return self._awaited.bytes
 
     @property
     def oldest_at(self) -> int:
         """The time at which the oldest of them was stored here, in microseconds; 0 =
         none.
         """
-        return self._stated.oldest_at
+        return self._awaited.oldest_at
 
     @property
     def refused(self) -> int:
         """Messages that the broker refused for good: `txmq recover` lists them."""
-        return self._stated.refused
+        return self._awaited.refused
 
     wait = deferring(AioSpool.wait)
     place = deferring(AioSpool.place)

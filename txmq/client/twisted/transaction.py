@@ -30,16 +30,16 @@ class HasStated(Protocol):
     """A client on Twisted."""
 
     @property
-    def _stated(self) -> aio_client.Client: ...
+    def _awaited(self) -> aio_client.Client: ...
 
 
 class TwistedOperations:
     """The sends and acks of a transaction at one broker."""
 
-    _stated: AioOperations
+    _awaited: AioOperations
 
-    def __init__(self, bridge: Bridge, stated: AioOperations) -> None:
-        self._bridge, self._stated = bridge, stated
+    def __init__(self, bridge: Bridge, awaited: AioOperations) -> None:
+        self._bridge, self._awaited = bridge, awaited
 
     def send(
         self, topic: str, body: bytes, *, partition: int | None = None, **fields: Unpack[Fields]
@@ -49,7 +49,7 @@ class TwistedOperations:
         Raises LocalProtocolError or MessageTooLarge.
         """
         # It is only noted until the end of the block.
-        self._stated.send(topic, body, partition=partition, **fields)
+        self._awaited.send(topic, body, partition=partition, **fields)
 
     send_many = at_once(AioOperations.send_many)
     ack = at_once(AioOperations.ack)
@@ -63,16 +63,16 @@ class Transaction(TwistedOperations):
     The rest is as for the transactions of asyncio.
     """
 
-    _stated: transaction.Transaction
+    _awaited: transaction.Transaction
 
-    def __init__(self, bridge: Bridge, stated: transaction.Transaction, thread: OneThread) -> None:
-        super().__init__(bridge, stated)
+    def __init__(self, bridge: Bridge, awaited: transaction.Transaction, thread: OneThread) -> None:
+        super().__init__(bridge, awaited)
         self._thread = thread
 
     @property
     def token(self) -> UUID:
         """The name of the transaction in the database, at the brokers and in errors."""
-        return self._stated.token
+        return self._awaited.token
 
     def run(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Deferred[T]:
         """Call a function in a thread: `rows = await tx.run(insert, connection,
@@ -92,18 +92,18 @@ class Transaction(TwistedOperations):
         Asks the brokers for the ids of their logs if need be. Fails as a call does, and
         with LocalProtocolError for a kind of transaction that allows one broker only.
         """
-        other = client._stated  # noqa: SLF001  # the user's client
-        found = self._bridge.defer(lambda: self._stated.at(other))
-        return found.addCallback(lambda stated: TwistedOperations(self._bridge, stated))
+        other = client._awaited  # noqa: SLF001  # the user's client
+        found = self._bridge.defer(lambda: self._awaited.at(other))
+        return found.addCallback(lambda awaited: TwistedOperations(self._bridge, awaited))
 
     def savepoint(self) -> AbstractAsyncContextManager[None]:
         """Open a block whose sends, acks and statements are withdrawn if it raises."""
-        return self._bridge.block(self._stated.savepoint())
+        return self._bridge.block(self._awaited.savepoint())
 
     wait_published = deferring(transaction.Transaction.wait_published)
 
     async def __aenter__(self) -> Self:
-        await self._bridge.defer(self._stated.__aenter__)
+        await self._bridge.defer(self._awaited.__aenter__)
         return self
 
     async def __aexit__(
@@ -116,9 +116,9 @@ class Transaction(TwistedOperations):
             try:
                 await self._thread.idle()
             except asyncio.CancelledError as interrupt:
-                await self._stated.__aexit__(type(interrupt), interrupt, None)
+                await self._awaited.__aexit__(type(interrupt), interrupt, None)
                 raise
-            await self._stated.__aexit__(kind, error, trace)
+            await self._awaited.__aexit__(kind, error, trace)
 
         try:
             await self._bridge.defer(end)
@@ -131,7 +131,7 @@ class HalfTransaction(Transaction):
     client.
     """
 
-    _stated: half.HalfTransaction
+    _awaited: half.HalfTransaction
 
     prepare = deferring(half.HalfTransaction.prepare)
 
@@ -142,7 +142,7 @@ class XaTransaction(Transaction):
     @property
     def unfinished(self) -> tuple[str, ...]:
         """The gids of the branches that are left to recovery."""
-        unfinished: tuple[str, ...] = getattr(self._stated, "unfinished")  # noqa: B009
+        unfinished: tuple[str, ...] = getattr(self._awaited, "unfinished")  # noqa: B009
         return unfinished
 
 
@@ -159,11 +159,11 @@ def begin(
     """
     thread = OneThread("txmq-transaction")
     begun: Any = client.transaction  # which of its overloads, the arguments decide
-    stated = bridge.at_once(
+    awaited = bridge.at_once(
         lambda: begun(_in_thread(connection, thread), checker=checker, **options)
     )
     kind = Transaction if checker is None else HalfTransaction
-    return kind(bridge, stated, thread)
+    return kind(bridge, awaited, thread)
 
 
 def begin_xa(

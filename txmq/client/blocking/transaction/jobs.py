@@ -19,11 +19,11 @@ class Job:
     """
 
     def __init__(self, job: jobs.Job) -> None:
-        self._stated, self.token = job, job.token
+        self._awaited, self.token = job, job.token
 
     def group(self) -> JobBundle:
         """Return a new bundle, for one attempt of one task."""
-        return JobBundle(self._stated.group())
+        return JobBundle(self._awaited.group())
 
     store = blocking(jobs.Job.store)
     decide = blocking(jobs.Job.decide)
@@ -40,7 +40,7 @@ class JobBundle:
     """
 
     def __init__(self, bundle: jobs.JobBundle) -> None:
-        self._stated, self.token = bundle, bundle.token
+        self._awaited, self.token = bundle, bundle.token
 
     send = blocking(jobs.JobBundle.send)
     add = blocking(jobs.JobBundle.add)
