@@ -231,7 +231,7 @@ def check_stores(state: State, group: ConsumerGroup, rows: dict[MessageRef, Fail
     assert orders == Counter({one: store.orders for one, store in group.stores.items()})
     messages, attempts = Counter[bytes](), Counter[bytes]()
     for (store_id, ref), row in local.items():
-        assert ref >= group.stores[store_id].begin
+        assert (row.first_failed_at, *ref) >= group.stores[store_id].begin
         messages[store_id] += 1
         attempts[store_id] += row.attempt
     assert messages == Counter({one: store.messages for one, store in group.stores.items()})

@@ -28,7 +28,6 @@ from txmq.core.consumers.store_reports import MAX_STORES, _Report, key_source
 from txmq.core.consumers.store_views import at_consumers, describe_store, list_messages
 from txmq.core.events.base import LogRestored
 from txmq.core.events.outcome import Rejected
-from txmq.core.state import local_stores
 from txmq.core.state.consumer_groups import FenceState
 from txmq.core.state.failed_rows import FailedKind
 from txmq.core.state.local_stores import StoreOrder
@@ -479,8 +478,8 @@ def test_a_step_of_an_adoption_begins_where_the_one_before_has_ended(
             return getattr(kept, name)
 
         def range(self, start: bytes, stop: bytes) -> Any:
-            if len(start) == t.LOCAL_KEY.size and start[4] == local_stores.MESSAGE:
-                begins.append(t.LOCAL_KEY.unpack(start)[5])
+            if len(start) == t.LOCAL_TIME_KEY.size:
+                begins.append(t.LOCAL_TIME_KEY.unpack(start)[6])
             return kept.range(start, stop)
 
     seen: Any = Seen()

@@ -1,7 +1,8 @@
 """Adoption of consumers' local stores, whose owners are gone.
 
-The messages of an adopted store become retries that are due, in steps, and the store is
-fenced. Order per key is kept, because a store has only the head of a key.
+The messages of an adopted store become retries that are due, in steps, the oldest
+failures first, and the store is fenced. Order per key is kept, because a store has only
+the head of a key.
 """
 
 from __future__ import annotations
@@ -67,15 +68,15 @@ def apply_messages_adopted(
 ) -> None:
     group, at = state.groups.by_id[event.group_id], context.stored_at
     store, left = group.stores[event.store], event.most
-    # Not from the first place on: the rows of the steps before are deleted, and cost a
-    # look each until the index is written.
-    found = list(islice(local_stores.messages(state, group, event.store, store.begin), left))
-    for ref in found:
+    found = list(islice(local_stores.by_age(state, group, event.store), left))
+    for _since, *place in found:
+        ref = (place[0], place[1], place[2])
         row = failed_changes.drop(state, group, ref)
         assert row is not None, "the index has it"
         failed_changes.put(
             state, group, ref, row._replace(kind=FailedKind.RETRY, due=at, store=b"")
         )
+    # The rows of a step are deleted, and cost a look each until the index is written.
     store.begin = max((store.begin, *found))
     left -= len(found)
     left -= local_stores.drop_orders(state, group, event.store, left)

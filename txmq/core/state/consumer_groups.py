@@ -172,7 +172,8 @@ class ConsumerStore:
     owner left (0 = it has not). `attempts` is the sum of those of its `messages`. An
     adopted store is fenced: it may only keep messages that were leased under `fence` or
     later numbers (0 = no fence). While it is being `adopted`, its messages wait to
-    become retries. None of them has a place before `begin`, which is on no disk.
+    become retries. `begin` (first failure and place) is not after any of its messages
+    by age; it is on no disk.
     """
 
     member: str
@@ -185,7 +186,7 @@ class ConsumerStore:
     messages: int = 0
     attempts: int = 0
     orders: int = 0
-    begin: MessageRef = field(default=(0, 0, 0), compare=False)
+    begin: tuple[int, int, int, int] = field(default=(0, 0, 0, 0), compare=False)
 
     def to_row(self) -> t.Row:
         return (

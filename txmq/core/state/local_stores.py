@@ -50,7 +50,7 @@ def add_message(
         state.tables[t.LOCAL].put(key, ())
     store.messages += 1
     store.attempts += message.attempts
-    store.begin = min(store.begin, ref)
+    store.begin = min(store.begin, (message.first_failed_at, *ref))
     state.groups.dirty_groups.add(group.group_id)
 
 
@@ -94,16 +94,21 @@ def messages_of_partition(
         yield ref
 
 
+def by_age(state: State, group: ConsumerGroup, store: bytes) -> Iterator[tuple[int, int, int, int]]:
+    """Yield first failure and place of the messages of a store, beginning with the one
+    that has been failing for the longest time.
+    """
+    low = t.LOCAL_TIME_KEY.pack(group.group_id, BY_AGE, store, *group.stores[store].begin)
+    high = t.LOCAL_TIME_KEY.pack(group.group_id, BY_AGE, store, t.SIGN, *FIRST)
+    for key, _row in state.tables[t.LOCAL].range(low, high):
+        yield t.LOCAL_TIME_KEY.unpack(key)[3:]
+
+
 def oldest(state: State, group: ConsumerGroup, store: bytes) -> int | None:
     """Return the first failure of the message that has been failing for the longest
     time.
     """
-    low = t.LOCAL_TIME_KEY.pack(group.group_id, BY_AGE, store, 0, *FIRST)
-    high = t.LOCAL_TIME_KEY.pack(group.group_id, BY_AGE, store, t.SIGN, *FIRST)
-    for key, _row in state.tables[t.LOCAL].range(low, high):
-        since: int = t.LOCAL_TIME_KEY.unpack(key)[3]
-        return since
-    return None
+    return next((since for since, *_place in by_age(state, group, store)), None)
 
 
 def orders(
