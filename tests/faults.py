@@ -1790,7 +1790,7 @@ BUGS = {
         "a leader waits for what nothing confirms",
         "a reader passes over what was forgotten",
         "an unclean election",
-        "what members say quiets followers",
+        "what nodes say quiets followers",
         "a node says what it is once",
     ),
     "half messages, in every state": ("no fence", "a death is a rollback", "no tickets"),
