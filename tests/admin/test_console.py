@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 import pytest
-from click.testing import Result
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
+from typer.testing import Result
 
 import txmq
 from tests.admin.test_pages import start

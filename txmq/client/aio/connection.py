@@ -53,7 +53,7 @@ class AioConnection(asyncio.BufferedProtocol):
         self._transport: asyncio.Transport | None = None
         # Into one buffer for good: a StreamReader would copy each byte three times.
         self._buffer = memoryview(bytearray(READ_BYTES))
-        self._failure: TxmqError | None = None
+        self.failure: TxmqError | None = None  # that of requests from then on
         self.conversation = conversation
         self.last_received = 0.0  # or the moment since which a reply is due
         self.write_paused = False  # the transport has enough unsent bytes
@@ -76,11 +76,6 @@ class AioConnection(asyncio.BufferedProtocol):
             self._fail(error)
             self.abort()
 
-    @property
-    def is_open(self) -> bool:
-        """False from the moment on in which requests fail."""
-        return self._failure is None
-
     def write(self, pieces: Iterable[bytes]) -> None:
         """Send bytes of the conversation."""
         assert self._transport is not None, "there is a connection"
@@ -93,8 +88,8 @@ class AioConnection(asyncio.BufferedProtocol):
 
         It fails with RequestRejected or ConnectionLost. Raises MessageTooLarge.
         """
-        if self._failure is not None:
-            raise ConnectionLost(self._failure.message)
+        if self.failure is not None:
+            raise ConnectionLost(self.failure.message)
         correlation, pieces = self.conversation.request(opcode, payload)
         reply: Future[bytes] = self._loop.create_future()
         self._waiting[correlation] = reply
@@ -174,7 +169,7 @@ class AioConnection(asyncio.BufferedProtocol):
             self.lost.set_result(None)
 
     def _fail(self, error: TxmqError) -> None:
-        self._failure = self._failure or error
+        self.failure = self.failure or error
         if not self.welcomed.done():
             self.welcomed.set_exception(error)
             self.welcomed.exception()  # whoever has given up does not ask
@@ -382,7 +377,7 @@ class PersistentConnection:
 
         Raises BrokerUnavailable after so many `seconds`, or a permanent error at once.
         """
-        if self._link is not None and self._link.is_open:
+        if self._link is not None and self._link.failure is None:
             return self._link
         if isinstance(self.error, TxmqError) and not self.error.retriable:
             raise self.error
