@@ -93,6 +93,7 @@ DEEP: Final = {
         "tests/demo",
         "tests/system",
         "tests/broker/cluster/test_copies.py",
+        "tests/broker/cluster/test_frozen_leader.py",
         "tests/broker/cluster/test_operated_nodes.py",
         "tests/broker/cluster/test_replaced_nodes.py",
         "tests/client/aio/test_kills.py",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from uuid import UUID
+
 from twisted.python.failure import Failure
 
 from tests.admin.console_support import ConsoleInMemory
@@ -42,6 +44,22 @@ def test_nodes_are_listed_and_another_one_is_told_to_lead() -> None:
 
 def test_a_broker_alone_says_so() -> None:
     assert "shares its log with nobody" in ConsoleInMemory().get("/cluster").text
+
+
+def test_logs_that_have_topics_in_common_are_listed_with_what_may_be_done() -> None:
+    console = ConsoleInMemory()
+    own, second = str(console.broker.engine.store.log_id), str(UUID(int=2))
+    assert "Nodes, logs" not in console.get("/").text
+    listed = [{"log_id": own, "addresses": "a:7650"}, {"log_id": second, "addresses": "b:1,c:2"}]
+    console.broker.ask("cluster.add_logs", logs=listed)
+    assert "Nodes, logs 1, 2" in console.get("/").text
+    page = console.get("/cluster").text
+    assert f"{own} this one a:7650 the first: it keeps the list" in page
+    assert f"{second} b:1,c:2 in use txmq cluster drain-log {second}" in page
+    console.broker.ask("cluster.drain_log", log_id=second)
+    page = console.get("/cluster").text
+    assert f"{second} b:1,c:2 drained" in page
+    assert f"txmq cluster remove-log {second}" in page
 
 
 def test_a_follower_shows_metrics_to_those_who_may_see_the_cluster() -> None:

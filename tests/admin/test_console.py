@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 import pytest
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
+from typer.testing import Result
 
 import txmq
 from tests.admin.test_pages import start
@@ -31,6 +32,7 @@ from txmq.client.protocol.transaction.tokens import new_token
 from txmq.model.decider import ByChecker, ByHome
 from txmq.model.retry import RetryPolicy
 from txmq.model.units import DAY, SECOND
+from txmq.testing.broker_thread import BrokerThread
 from txmq.testing.wait import PATIENCE_S, wait_until
 
 PASSWORD = "correct horse battery"
@@ -543,6 +545,28 @@ def test_a_clock_that_jumped_is_confirmed(browser: Browser, tmp_path: Path) -> N
     for _process, url, http in start(tmp_path, str(wrong), command=set_clock_broker.run):
         confirm_clock(Console(http, url, browser), lambda: set_clock(30 * DAY))
     browser.driver.get("about:blank")
+
+
+def test_logs_are_listed_and_their_commands_do_what_they_say(
+    browser: Browser, tmp_path: Path
+) -> None:
+    with BrokerThread(tmp_path / "second") as second:
+        for _process, url, http in start(tmp_path):
+            console = Console(http, url, browser)
+            assert "shares its log with nobody" in console.open("cluster")
+            done(run("cluster", "add-log", second.url, "--broker", url))
+            assert re.search(r"nodes, logs\s+1, 2", console.open(""), re.IGNORECASE)
+            console.open("cluster")
+            [_own, listed] = browser.driver.find_elements(By.CSS_SELECTOR, "#live tbody tr")
+            assert second.url.removeprefix("txmq://") in listed.text
+            command = listed.find_element(By.TAG_NAME, "code").text
+            done(run(*command.split()[1:], "--broker", url))
+            assert "drained" in console.open("cluster")
+        browser.driver.get("about:blank")
+
+
+def done(result: Result) -> None:
+    assert result.exit_code == 0, result.output
 
 
 def test_lists_go_on_page_by_page(console: Console) -> None:

@@ -18,7 +18,12 @@ LAST = re.compile(r'" ~ [^~"]+(?=[,)])')
 QUOTED = re.compile(r'"(txmq (?:[^"\\]|\\.)*)"')
 CODE = re.compile(r"<code[^>]*>(txmq [^<]*)</code>")
 VALUE = re.compile(r"\{\{ (?!ui\.)(.*?) \}\}")
-VALUES = {"at": "orders/0/17", "state": "undecided", "row.message_id": f"{7:032x}-0"}
+VALUES = {
+    "at": "orders/0/17",
+    "one.log_id": f"{7:032x}",
+    "row.message_id": f"{7:032x}-0",
+    "state": "undecided",
+}
 NAMED_ONLY = {"txmq broker --config"}  # where settings come from, without their file
 
 

@@ -21,7 +21,7 @@ from txmq.store.shared.partition import CaughtUp, Deliver, Lost, Reported
 from txmq.store.shared.records import (
     Claim,
     Genesis,
-    Member,
+    NodeStatus,
     PartitionRecord,
     Slice,
     checksum_of,
@@ -70,7 +70,7 @@ class _Wire:
     def counted(self, record: PartitionRecord, place: Place) -> None:
         self.told.append(("counted", record))
 
-    def heard(self, said: Member, place: Place, *, is_history: bool) -> None: ...
+    def heard(self, said: NodeStatus, place: Place, *, is_history: bool) -> None: ...
 
     def leads(self, place: Place) -> None:
         self.told.append(("leads", place))

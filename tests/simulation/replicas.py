@@ -42,7 +42,7 @@ from txmq.store.log.log import lock_directory
 from txmq.store.log.segment import HEADER_SIZE, list_segments
 from txmq.store.log_copy import CopyNeeded, ForeignCopy, copy_log
 from txmq.store.shared import node as node_module
-from txmq.store.shared.members import Members
+from txmq.store.shared.known_nodes import KnownNodes
 from txmq.store.shared.node import End, Node, State
 from txmq.store.shared.records import Genesis, checksum_of, encode
 from txmq.store.shared.rules import Place
@@ -149,8 +149,8 @@ class ReplicaMachine:
             self.log, self.state, clock=self, now=self._cluster.now, in_thread=self.in_thread
         )
         self.engine.on_failure = self._engine_failed
-        members = Members(self.name, self.name, "1", b"of nobody's claim")
-        self.replica = Replica(self.engine, self.seconds, members)
+        known = KnownNodes(self.name, self.name, "1", b"of nobody's claim")
+        self.replica = Replica(self.engine, self.seconds, known)
         self.replica.on_end = self._ended
         self.replica.leading.addCallback(self._lead).addErrback(self._cluster.failed.append)
         self.engine.replicate = self.replica.replicate

@@ -13,9 +13,9 @@ from unittest.mock import patch
 
 from tests.simulation.shared_nodes import Cluster
 from txmq.store.shared import node as nodes
-from txmq.store.shared.members import Members
+from txmq.store.shared.known_nodes import KnownNodes
 from txmq.store.shared.node import Node, State
-from txmq.store.shared.records import Claim, Member, PartitionRecord, Slice
+from txmq.store.shared.records import Claim, NodeStatus, PartitionRecord, Slice
 from txmq.store.shared.rules import Expectation, Place, fold
 
 Patches = AbstractContextManager[Any]
@@ -178,19 +178,19 @@ def _contested(cluster: Cluster) -> None:
     cluster.topic.report_s, cluster.topic.read_s, cluster.topic.batch = 0.05, 0.05, 1
 
 
-def _member_counts(
+def _status_counts(
     place: Place, offset: int, checksum: int, record: PartitionRecord | None
 ) -> tuple[Place, bool]:
     after, counts = fold(place, offset, checksum, record)
-    return after, counts or isinstance(record, Member)
+    return after, counts or isinstance(record, NodeStatus)
 
 
-def _says_it_once(self: Members, now: float) -> bool:
+def _says_it_once(self: KnownNodes, now: float) -> bool:
     return now >= self._says_at == 0.0
 
 
-def _with_members(cluster: Cluster) -> None:
-    cluster.members = True
+def _with_statuses(cluster: Cluster) -> None:
+    cluster.says = True
 
 
 def _unclean_election(cluster: Cluster) -> None:
@@ -239,10 +239,10 @@ BUGS = (
     ),
     Bug("a reader passes over what was forgotten", _of_node("_lost", _lost_hides)),
     Bug("an unclean election", plant=_unclean_election),
-    Bug("what members say quiets followers", _of_module("fold", _member_counts), _with_members, 2),
+    Bug("what nodes say quiets followers", _of_module("fold", _status_counts), _with_statuses, 2),
     Bug(
         "a node says what it is once",
-        lambda: patch.object(Members, "is_due", _says_it_once),
-        _with_members,
+        lambda: patch.object(KnownNodes, "is_due", _says_it_once),
+        _with_statuses,
     ),
 )

@@ -2,7 +2,7 @@
 
 Machines stand still, crash and lose what their copy had not stored; their clocks go at
 rates of their own; operators order claims and step-downs. `check` has what must hold.
-With `members` nodes say what they are, between all of that, and know one another at
+With `says` nodes say what they are, between all of that, and know one another at
 the end.
 """
 
@@ -18,15 +18,14 @@ from uuid import UUID
 from tests.simulation.clock import SimulatedClock
 from tests.simulation.history import InvariantBroken
 from tests.simulation.shared_partition import SimulatedPartition, Topic
-from txmq.store.shared import members as members_module
+from txmq.store.shared import known_nodes, rules
 from txmq.store.shared import node as node_module
-from txmq.store.shared import rules
-from txmq.store.shared.members import Members
+from txmq.store.shared.known_nodes import KnownNodes
 from txmq.store.shared.node import End, Node, State
 from txmq.store.shared.records import (
     Claim,
     Genesis,
-    Member,
+    NodeStatus,
     PartitionRecord,
     Slice,
     checksum_of,
@@ -92,7 +91,7 @@ class SimulatedMachine:
         self.log, self.confirmed_to = bytearray(data), START
         self.partition = SimulatedPartition(cluster.topic, self)
         nonce = cluster.rng.randbytes(16)
-        self.members = Members(self.name, f"{self.name}:1", "1", nonce)
+        self.known = KnownNodes(self.name, f"{self.name}:1", "1", nonce)
         self.node = Node(
             self.partition,
             self,
@@ -139,20 +138,20 @@ class SimulatedMachine:
 
     def _tick(self, node: Node) -> float:
         node.tick(self.now())
-        is_in = self._cluster.members and node.has_caught_up and node.state is not State.ENDED
-        if is_in and self.members.is_due(self.now()):
+        is_in = self._cluster.says and node.has_caught_up and node.state is not State.ENDED
+        if is_in and self.known.is_due(self.now()):
             self._say(node)
         return TICK_S * self._cluster.rng.uniform(0.8, 1.2)
 
     def _say(self, node: Node) -> None:
         assert self.partition is not None
-        members = self.members
+        known = self.known
 
         def reported(error: Exception | None, _offset: int | None) -> None:
             if error is not None:
-                members.note_lost()
+                known.note_lost()
 
-        said = members.say(node.place, self.now())
+        said = known.say(node.place, self.now())
         self._cluster.counts["said"] += 1
         self.partition.produce(encode(said), reported)
 
@@ -180,8 +179,8 @@ class SimulatedMachine:
             del self.log[place.end - START :]
         self._cluster.check_copy(place, bytes(self.log))
 
-    def heard(self, said: Member, place: Place, *, is_history: bool) -> None:
-        self.members.hear(said, place, self.now(), is_history=is_history)
+    def heard(self, said: NodeStatus, place: Place, *, is_history: bool) -> None:
+        self.known.hear(said, place, self.now(), is_history=is_history)
 
     def leads(self, place: Place) -> None:
         self._cluster.counts["leaders"] += 1
@@ -213,9 +212,9 @@ class Cluster:
     """The run of one seed; `plant` may add a fault that no rule survives."""
 
     def __init__(
-        self, seed: int, plant: Callable[[Cluster], None] | None = None, *, members: bool = False
+        self, seed: int, plant: Callable[[Cluster], None] | None = None, *, says: bool = False
     ) -> None:
-        self.members = members
+        self.says = says
         self.rng, self.clock = Random(seed), SimulatedClock()
         self.topic = Topic(self.clock, self.rng)
         self.counts: Counter[str] = self.topic.counts
@@ -234,8 +233,8 @@ class Cluster:
         """Run the seed to its end and return its counts. Raises InvariantBroken."""
         with (
             patch.object(node_module, "MOST_DATA", SLICE),
-            patch.object(members_module, "SAYS_EVERY_S", SAYS_EVERY_S),
-            patch.object(members_module, "SILENT_AFTER_S", 3 * SAYS_EVERY_S),
+            patch.object(known_nodes, "SAYS_EVERY_S", SAYS_EVERY_S),
+            patch.object(known_nodes, "SILENT_AFTER_S", 3 * SAYS_EVERY_S),
         ):
             return self._run()
 
@@ -393,12 +392,12 @@ class Cluster:
         places = [m.node.place for m in self.machines if m.node is not None]
         if len(places) < NODES or min(place.epoch for place in places) < self._place.epoch:
             raise InvariantBroken(f"nodes are left behind: {places}, {self._place}")
-        for machine in self.machines if self.members else ():
-            self._check_members(machine)
+        for machine in self.machines if self.says else ():
+            self._check_known(machine)
 
-    def _check_members(self, machine: SimulatedMachine) -> None:
+    def _check_known(self, machine: SimulatedMachine) -> None:
         assert machine.node is not None
-        nodes = machine.members.view(machine.node.place, machine.now()).nodes
+        nodes = machine.known.view(machine.node.place, machine.now()).nodes
         leaders = [m.name for m in self.machines if m.node and m.node.state is State.LEADING]
         expected = {m.name: "leader" if m.name in leaders else "follower" for m in self.machines}
         if {node.name: node.role for node in nodes} != expected:

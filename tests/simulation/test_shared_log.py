@@ -40,7 +40,7 @@ def _run_seeds(first: int, last: int) -> Counter[str]:
     counts: Counter[str] = Counter()
     for seed in range(first, last):
         try:
-            counts.update(Cluster(seed, members=bool(seed % 2)).run())
+            counts.update(Cluster(seed, says=bool(seed % 2)).run())
         except Exception as error:
             raise AssertionError(f"seed {seed}: {type(error).__name__}: {error}") from error
     if last - first >= SEEDS_PER_TEST:

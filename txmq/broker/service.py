@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     from txmq.broker.calls.dispatcher import CallDispatcher
     from txmq.broker.checkback.resolvers import Resolvers
     from txmq.broker.checkback.transaction_listeners import TransactionListeners
-    from txmq.broker.cluster.membership import Membership
+    from txmq.broker.cluster.own_node import OwnNode
     from txmq.broker.cluster.reception import Reception
     from txmq.broker.delivery.group_paces import GroupPaces
     from txmq.broker.engine.turn_work import TurnWork
@@ -159,7 +159,7 @@ class BrokerService:
         # opens the log of the broker at a URL; None = a node copies nothing by itself
         self.log_at: Callable[[str], AbstractContextManager[BackupSource]] | None = None
         self.own_url = ""  # for clients within this process, once it serves
-        self._cluster: Membership | None = None
+        self._cluster: OwnNode | None = None
         self._certificates: Any = None  # of TLS
         self._ports: list[Any] = []  # IListeningPorts, the broker's own first
         self._threads = {
@@ -198,7 +198,7 @@ class BrokerService:
         else:
             self._storage.place = self._cluster.copy_to(engine, opened.tables)
 
-    def _open_directory(self, fs: FileSystem, partition: Membership | None) -> OpenedDirectory:
+    def _open_directory(self, fs: FileSystem, partition: OwnNode | None) -> OpenedDirectory:
         """Open the data directory; a node copies first what it lacks."""
         settings, now = self._settings.broker, self._clocks.wall()
         try:
@@ -222,12 +222,12 @@ class BrokerService:
         named = {name: str(file) for name, file in files.items() if file is not None}
         return self.log_at(f"txmqs://{login}@{address}/?{urlencode(named)}")
 
-    def _join_cluster(self) -> Membership:
+    def _join_cluster(self) -> OwnNode:
         """Look at the cluster's topic, and become one of its nodes."""
         assert self._settings.cluster is not None
-        from txmq.broker.cluster.membership import Membership  # noqa: PLC0415  # an extra
+        from txmq.broker.cluster.own_node import OwnNode  # noqa: PLC0415  # an extra
 
-        self._cluster = Membership(
+        self._cluster = OwnNode(
             self._settings.cluster,
             self._settings.broker.name,
             self._settings.cluster.advertise or self._settings.broker.listen,
@@ -236,7 +236,7 @@ class BrokerService:
         )
         return self._cluster
 
-    async def _lead(self, cluster: Membership) -> None:
+    async def _lead(self, cluster: OwnNode) -> None:
         """Follow the cluster's log until this node leads it. Meanwhile it says who
         does.
         """
@@ -270,7 +270,7 @@ class BrokerService:
         self._assemble()
         reception.sessions.close()
 
-    async def _receive(self, cluster: Membership) -> Reception:
+    async def _receive(self, cluster: OwnNode) -> Reception:
         """Begin to listen, at all ports of this node, for those who ask who leads."""
         from txmq.broker.cluster.reception import Reception  # noqa: PLC0415  # an extra
 

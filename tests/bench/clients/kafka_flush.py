@@ -21,9 +21,9 @@ from twisted.internet.task import LoopingCall, react
 from tests.bench.raw.latency import latency_us
 from txmq.broker.cluster.kafka_client import KafkaAddress
 from txmq.broker.cluster.kafka_partition import KafkaPartition
-from txmq.broker.cluster.membership import TICKS
+from txmq.broker.cluster.own_node import TICKS
 from txmq.store.shared.node import DEFAULT_TIMING, End, Node
-from txmq.store.shared.records import Member, PartitionRecord
+from txmq.store.shared.records import NodeStatus, PartitionRecord
 from txmq.store.shared.rules import Place
 
 WARM_UP = 50
@@ -37,7 +37,7 @@ class Writer:
 
     def counted(self, record: PartitionRecord, place: Place) -> None: ...
 
-    def heard(self, said: Member, place: Place, *, is_history: bool) -> None: ...
+    def heard(self, said: NodeStatus, place: Place, *, is_history: bool) -> None: ...
 
     def leads(self, _place: Place) -> None:
         self.leading.callback(None)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from txmq.broker.cluster import membership
+from txmq.broker.cluster import own_node
 from txmq_command import main
 
 if __name__ == "__main__":
-    membership.check = lambda *_given: None  # type: ignore[attr-defined, assignment]
+    own_node.check = lambda *_given: None  # type: ignore[attr-defined, assignment]
     main()

@@ -19,10 +19,10 @@ from twisted.internet.testing import MemoryReactorClock
 from twisted.python.failure import Failure
 
 from tests.broker.support import at_once
-from txmq.broker.cluster import kafka_genesis, membership
+from txmq.broker.cluster import kafka_genesis, own_node
 from txmq.broker.cluster.kafka_client import KafkaAddress
 from txmq.broker.cluster.kafka_partition import LOST
-from txmq.broker.cluster.membership import Membership
+from txmq.broker.cluster.own_node import OwnNode
 from txmq.broker.cluster.replica import Replica
 from txmq.broker.data_directory.backup_source import StoppedLog
 from txmq.broker.data_directory.restore import restore_log, shared_genesis
@@ -46,7 +46,7 @@ from txmq.store.filesystem import RealFileSystem
 from txmq.store.log.segment import HEADER_SIZE, list_segments
 from txmq.store.log.writer import Flush
 from txmq.store.log_copy import CopyNeeded
-from txmq.store.shared.members import Members
+from txmq.store.shared.known_nodes import KnownNodes
 from txmq.store.shared.node import End
 from txmq.store.shared.records import Genesis, Slice, checksum_of, encode
 from txmq.store.shared.rules import Place, fold
@@ -93,7 +93,7 @@ class Threads(MemoryReactorClock):
 
 
 class OneNode:
-    """The membership of a node whose claim counts at once, and its boot never."""
+    """The node of a process whose claim counts at once, and its boot never."""
 
     def __init__(self) -> None:
         self.flushes: list[Deferred[None]] = []
@@ -215,8 +215,8 @@ class Copy:
         self.engine = engine_of(opened)
         self.failures: list[Failure] = []
         self.engine.on_failure = self.failures.append
-        members = Members("n", "n:1", "1", bytes(16))
-        self.replica = Replica(self.engine, lambda: 0.0, members)
+        known = KnownNodes("n", "n:1", "1", bytes(16))
+        self.replica = Replica(self.engine, lambda: 0.0, known)
         self._leader = directory
 
     def store(self, place: Place) -> None:
@@ -596,10 +596,10 @@ def test_a_node_waits_for_kafka(monkeypatch: pytest.MonkeyPatch) -> None:
         if (answer := answers.pop(0)) is not None:
             raise answer
 
-    monkeypatch.setattr(membership, "check", check)
-    monkeypatch.setattr(membership, "RETRY_S", 0.0)
+    monkeypatch.setattr(own_node, "check", check)
+    monkeypatch.setattr(own_node, "RETRY_S", 0.0)
     settings, reactor = ClusterSettings(kafka="k:1"), MemoryReactorClock()
-    Membership(settings, "n", "n:1", reactor, lambda _failure: None)
+    OwnNode(settings, "n", "n:1", reactor, lambda _failure: None)
     assert not answers
 
 

@@ -17,7 +17,7 @@ from confluent_kafka import Consumer, ElectionType, KafkaException, TopicPartiti
 from confluent_kafka.admin import NewTopic
 
 from tests.broker.cluster.loop import Loop
-from tests.broker.cluster.members import Member, begin_log, broken_promises
+from tests.broker.cluster.obedient_nodes import ObedientNode, begin_log, broken_promises
 from tests.kafka_nodes import NODES, KafkaNode, KafkaNodes, kafka_nodes, needs_kafka
 from tests.reporting import Report
 from txmq.broker.cluster import kafka_partition, kafka_topic
@@ -41,9 +41,9 @@ class SharedLog:
 
     def __init__(self, kafka: KafkaNodes, topic: str) -> None:
         self.kafka, self.topic, self.loop = kafka, topic, Loop()
-        self.members: list[Member] = []
+        self.nodes: list[ObedientNode] = []
         begin_log(self.loop, self.partition())
-        self.leader = self.member()
+        self.leader = self.node()
         self.claim(self.leader)
 
     def partition(self, report_within_s: float = PATIENCE_S) -> KafkaPartition:
@@ -51,27 +51,27 @@ class SharedLog:
             self.loop, self.kafka.address, self.topic, report_within_s=report_within_s
         )
 
-    def member(self) -> Member:
+    def node(self) -> ObedientNode:
         """Return a node that has read everything."""
-        member = Member(self.partition(), f"node {len(self.members)}")
-        self.members.append(member)
-        self.loop.run_until(lambda: member.has_read_all, "it has read everything")
-        return member
+        node = ObedientNode(self.partition(), f"node {len(self.nodes)}")
+        self.nodes.append(node)
+        self.loop.run_until(lambda: node.has_read_all, "it has read everything")
+        return node
 
-    def claim(self, member: Member) -> None:
-        assert member.claim()
-        self.decide(member)
-        assert member.leads_on
+    def claim(self, node: ObedientNode) -> None:
+        assert node.claim()
+        self.decide(node)
+        assert node.leads_on
 
     def append(self, data: bytes) -> None:
         self.leader.append(data)
         self.decide(self.leader)
 
-    def decide(self, member: Member) -> None:
-        self.loop.run_until(lambda: member.is_decided, f"{member.name} knows what counts")
+    def decide(self, node: ObedientNode) -> None:
+        self.loop.run_until(lambda: node.is_decided, f"{node.name} knows what counts")
 
     def broken_promises(self) -> list[str]:
-        return broken_promises(self.members, bytes(self.member().log))
+        return broken_promises(self.nodes, bytes(self.node().log))
 
     def first_offset(self) -> int:
         consumer = self.kafka.address.client(Consumer, WHOLE_READS)
@@ -80,8 +80,8 @@ class SharedLog:
         return int(first)
 
     def close(self) -> None:
-        for member in self.members:
-            member.partition.close()
+        for node in self.nodes:
+            node.partition.close()
 
 
 @pytest.fixture(scope="module")
@@ -200,7 +200,7 @@ def test_an_outage_of_kafkas_leader_loses_nothing(log: SharedLog, outage: Outage
 @pytest.mark.parametrize("outage", [KafkaNode.kill, KafkaNode.freeze])
 def test_a_claim_during_an_outage_deposes_the_leader(log: SharedLog, outage: Outage) -> None:
     """Its slice may come before the claim or after it: whichever, both nodes agree."""
-    old, new = log.leader, log.member()
+    old, new = log.leader, log.node()
     old.partition.hold()
     outage(log.kafka.nodes[log.kafka.leader(log.topic)])
     old.append(b"of the old leader ")
@@ -225,7 +225,7 @@ def test_a_process_that_stood_still_finds_out_that_it_leads_no_more(log: SharedL
         for _ in range(20):
             promised = writer.stdout.readline()
         writer.send_signal(signal.SIGSTOP)
-        log.leader = log.member()
+        log.leader = log.node()
         log.claim(log.leader)
         log.append(b"of the next leader")
         writer.send_signal(signal.SIGCONT)
@@ -282,7 +282,7 @@ def test_rounds_of_outages_and_claims(log: SharedLog, report: Report, seed: int)
         node, old = log.kafka.nodes[rng.choice(NODES)], log.leader
         if stands_still := rng.random() < 0.5:
             old.partition.hold()
-            log.leader = log.member()
+            log.leader = log.node()
         outage(node)
         old.append(b"%d while a node fails " % number)
         if stands_still:
@@ -294,7 +294,7 @@ def test_rounds_of_outages_and_claims(log: SharedLog, report: Report, seed: int)
         log.append(b"%d after " % number)
         done[f"{outage.__name__} {'and a claim' if stands_still else 'alone'}"] += 1
         wait_until(lambda: log.kafka.in_sync(log.topic) == {*NODES}, what="all are in sync")
-    report(done + sum((member.reports for member in log.members), Counter()))
+    report(done + sum((node.reports for node in log.nodes), Counter()))
     assert log.broken_promises() == []
 
 
@@ -309,7 +309,7 @@ def test_without_enough_nodes_in_sync_the_leader_ends(kafka: KafkaNodes, topic: 
     assert (log.leader.end, log.leader.promised) == (End.UNDELIVERED, b"before ")
     kafka.heal()
     wait_until(lambda: kafka.in_sync(topic) == {*NODES}, what="all nodes are in sync")
-    log.leader = log.member()
+    log.leader = log.node()
     log.claim(log.leader)
     log.append(b"after")
     assert log.broken_promises() == []
@@ -317,7 +317,7 @@ def test_without_enough_nodes_in_sync_the_leader_ends(kafka: KafkaNodes, topic: 
 
 def test_a_topic_that_is_made_again_is_not_the_one_that_was_read(log: SharedLog) -> None:
     log.append(b"before")
-    kafka, follower = log.kafka, log.member()
+    kafka, follower = log.kafka, log.node()
     was = describe(kafka.address, log.topic)
     [removed] = kafka.admin.delete_topics([log.topic]).values()
     removed.result()
@@ -344,7 +344,7 @@ def test_an_unclean_election_is_noticed_by_readers(kafka: KafkaNodes, topic: str
     kafka.nodes[2].kill()
     wait_until(lambda: kafka.in_sync(topic) == {1}, what="one node has it")
     log.append(b"lost")
-    follower = log.member()
+    follower = log.node()
     kafka.nodes[1].kill()
     kafka.nodes[2].start()
 
@@ -360,7 +360,7 @@ def test_an_unclean_election_is_noticed_by_readers(kafka: KafkaNodes, topic: str
     assert (follower.end, log.leader.end) == (End.DIVERGED, End.DIVERGED)
     assert log.broken_promises() == [log.leader.name]  # hence the check of the topic
     # A node that starts later finds another record where it was.
-    late = Member(log.partition(), "late", log.leader.node.place)
+    late = ObedientNode(log.partition(), "late", log.leader.node.place)
     begin_log(log.loop, late.partition)
     begin_log(log.loop, late.partition)
     log.loop.run_until(lambda: late.end, "it has ended")

@@ -19,7 +19,7 @@ from txmq.broker.cluster.leaders_log import copy_from_leader, password_of
 from txmq.errors import BrokerUnavailable, DiskFull, LogUnavailable
 from txmq.store.log.segment import HEADER_SIZE
 from txmq.store.log_copy import ForeignCopy
-from txmq.store.shared.records import Genesis, Member, PartitionRecord, Slice, encode
+from txmq.store.shared.records import Genesis, NodeStatus, PartitionRecord, Slice, encode
 from txmq.testing.wait import PATIENCE_S
 
 DATA = Path(DIRECTORY)
@@ -39,10 +39,10 @@ class Topic:
             self._producer.produce(TOPIC, encode(record), partition=NUMBER)
         assert self._producer.flush(PATIENCE_S) == 0
 
-    def leads(self, name: str, epoch: int) -> Member:
+    def leads(self, name: str, epoch: int) -> NodeStatus:
         """Have a node say of itself, and write as the leader."""
         nonce = name.encode() * 8
-        said = Member(LOG_ID, epoch, nonce, 64, 0, name, "1", f"{name}:1")
+        said = NodeStatus(LOG_ID, epoch, nonce, 64, 0, name, "1", f"{name}:1")
         self.write(said, Slice(LOG_ID, epoch, nonce, 64, 64, b""))
         return said
 
@@ -58,7 +58,9 @@ def test_the_leader_is_the_node_of_the_latest_epoch(topic: Topic) -> None:
     topic.leads("n1", 1)
     leader = topic.leads("n2", 2)
     topic.leads("n1", 1)  # it wakes
-    topic.write(Member(LOG_ID, 2, b"n3" * 8, 64, 0, "n3", "1", "n3:1"), Genesis(LOG_ID, 0, 0, 0))
+    topic.write(
+        NodeStatus(LOG_ID, 2, b"n3" * 8, 64, 0, "n3", "1", "n3:1"), Genesis(LOG_ID, 0, 0, 0)
+    )
     assert find_leader(topic.address, TOPIC) == leader
 
 

@@ -9,8 +9,8 @@ from random import Random
 import pytest
 
 from tests.broker.cluster.loop import Loop
-from tests.broker.cluster.members import Member, begin_log, broken_promises
 from tests.broker.cluster.mock_cluster import CUT, NODES, REFUSALS, TOPIC, MockCluster
+from tests.broker.cluster.obedient_nodes import ObedientNode, begin_log, broken_promises
 from tests.reporting import Report
 from txmq.broker.cluster.kafka_partition import KafkaPartition
 from txmq.store.shared.rules import Expectation
@@ -20,11 +20,11 @@ TIMES = 3
 
 
 class Nodes:
-    """Members over a mock cluster; one leads, until another one ends that."""
+    """Nodes over a mock cluster; one leads, until another one ends that."""
 
     def __init__(self, seed: int) -> None:
         self.cluster, self.loop, self.rng = MockCluster(), Loop(), Random(seed)
-        self.members: list[Member] = []
+        self.nodes: list[ObedientNode] = []
         self.faults: Counter[str] = Counter()
         self._written = 0
         begin_log(self.loop, self.partition())
@@ -33,27 +33,27 @@ class Nodes:
     def partition(self) -> KafkaPartition:
         return KafkaPartition(self.loop, self.cluster.address, TOPIC, report_within_s=PATIENCE_S)
 
-    def new_member(self) -> Member:
+    def new_node(self) -> ObedientNode:
         """Return a node that has read everything."""
-        member = Member(self.partition(), f"node {len(self.members)}")
-        self.members.append(member)
-        self.loop.run_until(lambda: member.has_read_all, "it has read everything")
-        return member
+        node = ObedientNode(self.partition(), f"node {len(self.nodes)}")
+        self.nodes.append(node)
+        self.loop.run_until(lambda: node.has_read_all, "it has read everything")
+        return node
 
-    def new_leader(self) -> Member:
-        """Return a new member, which leads."""
-        member = self.new_member()
-        assert member.claim()
-        self.decide(member)
-        assert member.leads_on
-        return member
+    def new_leader(self) -> ObedientNode:
+        """Return a new node, which leads."""
+        node = self.new_node()
+        assert node.claim()
+        self.decide(node)
+        assert node.leads_on
+        return node
 
-    def append(self, member: Member) -> None:
+    def append(self, node: ObedientNode) -> None:
         self._written += 1
-        member.append(b"%d of %s;" % (self._written, member.name.encode()))
+        node.append(b"%d of %s;" % (self._written, node.name.encode()))
 
-    def decide(self, member: Member) -> None:
-        self.loop.run_until(lambda: member.is_decided, f"{member.name} knows what counts")
+    def decide(self, node: ObedientNode) -> None:
+        self.loop.run_until(lambda: node.is_decided, f"{node.name} knows what counts")
 
     def refused(self) -> None:
         """Refuse a record so many times."""
@@ -74,7 +74,7 @@ class Nodes:
 
     def cut_after(self) -> None:
         """Cut the connection after the record was taken: the producer sends a copy."""
-        follower = self.new_member()
+        follower = self.new_node()
         self.cluster.answer_late()
         self.append(self.leader)
         log = bytes(self.leader.log)
@@ -111,12 +111,12 @@ class Nodes:
 
     def raced(self) -> None:
         """Let two nodes claim at once."""
-        old, both = self.leader, (self.new_member(), self.new_member())
-        assert all(member.claim() for member in both)
-        for member in both:
-            self.decide(member)
+        old, both = self.leader, (self.new_node(), self.new_node())
+        assert all(node.claim() for node in both)
+        for node in both:
+            self.decide(node)
         self.loop.run_until(lambda: old.end, "the leader before has ended")
-        [self.leader] = [member for member in both if member.leads_on]
+        [self.leader] = [node for node in both if node.leads_on]
         self.append(self.leader)
         self.decide(self.leader)
         self.faults["raced"] += 1
@@ -129,30 +129,30 @@ class Nodes:
         self.rng.shuffle(faults)
         for fault in faults:
             fault()
-            self.close(member for member in self.members if member is not self.leader)
+            self.close(node for node in self.nodes if node is not self.leader)
 
-    def close(self, members: Iterable[Member]) -> None:
-        for member in members:
-            member.partition.close()
+    def close(self, nodes: Iterable[ObedientNode]) -> None:
+        for node in nodes:
+            node.partition.close()
 
     def counts(self) -> Counter[str]:
-        """Return the faults, and what the members were told of their slices."""
-        return sum((member.reports for member in self.members), self.faults.copy())
+        """Return the faults, and what the nodes were told of their slices."""
+        return sum((node.reports for node in self.nodes), self.faults.copy())
 
 
 @pytest.fixture
 def nodes() -> Iterator[Nodes]:
     nodes = Nodes(seed=1)
     yield nodes
-    nodes.close(nodes.members)
+    nodes.close(nodes.nodes)
 
 
 def test_nothing_that_a_node_answers_for_is_missing_in_the_log(
     nodes: Nodes, report: Report
 ) -> None:
     nodes.run()
-    last = nodes.new_member()
-    assert broken_promises(nodes.members, bytes(last.log)) == []
+    last = nodes.new_node()
+    assert broken_promises(nodes.nodes, bytes(last.log)) == []
     counts = nodes.counts()
     report(counts)
     assert {"refused", "cut before", "cut after", "moved", "overtaken", "raced"} < counts.keys()
@@ -165,5 +165,5 @@ def test_planted_any_acknowledgement_is_taken_for_certain(
 ) -> None:
     monkeypatch.setattr(Expectation, "is_certain", lambda _self, offset: offset is not None)
     nodes.overtaken()
-    zombie, last = nodes.members[0], nodes.new_member()
-    assert broken_promises(nodes.members, bytes(last.log)) == [zombie.name]
+    zombie, last = nodes.nodes[0], nodes.new_node()
+    assert broken_promises(nodes.nodes, bytes(last.log)) == [zombie.name]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 
 from tests.broker.cluster.loop import Loop
-from tests.broker.cluster.members import Member
+from tests.broker.cluster.obedient_nodes import ObedientNode
 from txmq.broker.cluster.kafka_client import KafkaAddress
 from txmq.broker.cluster.kafka_partition import KafkaPartition
 from txmq.testing.wait import PATIENCE_S
@@ -19,14 +19,14 @@ from txmq.testing.wait import PATIENCE_S
 def main(servers: str, topic: str) -> None:
     loop = Loop()
     partition = KafkaPartition(loop, KafkaAddress(servers), topic, report_within_s=PATIENCE_S)
-    member = Member(partition, "writer")
-    loop.run_until(member.claim, "it claims")
-    loop.run_until(lambda: member.leads_on, "it leads")
-    while member.leads_on:
-        member.append(b"%d " % len(member.log))
-        loop.run_until(lambda: member.is_decided, "it knows what counts")
-        tell(member.promised.decode())
-    tell(str(member.end))
+    node = ObedientNode(partition, "writer")
+    loop.run_until(node.claim, "it claims")
+    loop.run_until(lambda: node.leads_on, "it leads")
+    while node.leads_on:
+        node.append(b"%d " % len(node.log))
+        loop.run_until(lambda: node.is_decided, "it knows what counts")
+        tell(node.promised.decode())
+    tell(str(node.end))
     partition.close()
 
 

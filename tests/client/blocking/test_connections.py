@@ -17,6 +17,7 @@ import pytest
 import txmq
 from tests.client.scripted_broker import FakeBroker, HangUp, Raw
 from txmq.client.blocking.client import Client
+from txmq.client.blocking.connections import pool
 from txmq.client.protocol.address import Address, parse_url
 from txmq.client.protocol.conversation import Conversation, LogIdentity
 from txmq.errors import (
@@ -280,6 +281,19 @@ def test_a_reply_of_many_pieces_is_put_together(fake: FakeBroker, connect: Conne
 def test_a_large_request_goes_out_whole(fake: FakeBroker, connect: Connect) -> None:
     connect(fake.url)._core.request(Opcode.READ, [b"x" * (4 << 20), b"y" * (4 << 20)])
     assert fake.frames[-1].payload == b"x" * (4 << 20) + b"y" * (4 << 20)
+
+
+def test_an_idle_connection_is_dropped_once_another_node_leads(
+    fake: FakeBroker, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pool, "FRESH_S", 0.0)  # as if it had been idle for longer
+    core = connect(fake.url)._core
+    core.request(Opcode.PING)
+    core.request(Opcode.PING)
+    assert fake.accepted == 1
+    core._log.boot_epoch += 1  # of the welcome of another connection
+    core.request(Opcode.PING)
+    assert fake.accepted == 2
 
 
 def test_a_child_after_a_fork_has_connections_of_its_own(

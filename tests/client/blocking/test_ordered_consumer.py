@@ -149,14 +149,15 @@ def test_a_consumer_leaves_its_group_where_it_is_closed_while_it_joins_anew(
     message = consumer.receive(PATIENCE_S)
     assert message is not None
     [member] = consumer._members.members
-    connect, away, over = member.thread._connect, threading.Event(), threading.Event()
+    search = member.thread._leader_search
+    connect, away, over = search._connect, threading.Event(), threading.Event()
 
     def connect_later(deadline: float) -> Connection:
         away.set()
         assert over.wait(PATIENCE_S)
         return connect(deadline + PATIENCE_S)
 
-    monkeypatch.setattr(member.thread, "_connect", connect_later)
+    monkeypatch.setattr(search, "_connect", connect_later)
     member.give_back([message], rejoin=True)
     assert away.wait(PATIENCE_S)
     closing = threading.Thread(target=consumer.close)

@@ -10,18 +10,20 @@ from typing import Any
 import pytest
 
 from tests.client.faces.face import Face, given
+from tests.client.proxy import Proxy
 from tests.client.real import RealBroker
 from tests.client.scripted_member import fresh
 from txmq.client.protocol import reader as protocol_reader
 from txmq.client.protocol.offsets import FileOffsets, Offsets
 from txmq.errors import ConfigError, LocalProtocolError, LogChanged, TopicReplaced, UnknownTopic
 from txmq.testing.wait import PATIENCE_S
+from txmq.wire.data_requests import Opcode
 
 POLL_S = 60.0  # the longest that a broker waits with its answer
 ALL = [f"{partition}/{offset}" for partition in range(2) for offset in range(4)]
 
 
-async def client_and_topic(face: Face, broker: RealBroker) -> tuple[Any, str]:
+async def client_and_topic(face: Face, broker: RealBroker | Proxy) -> tuple[Any, str]:
     """A topic of two partitions with four messages each; the body is the place."""
     client, topic = face.connect(broker.url), fresh("t")
     await client.call("topic.create", name=topic, partitions=2)
@@ -173,6 +175,26 @@ async def test_a_reader_survives_a_broker_that_is_away_and_refuses_another_log(
         own_broker.start()
         with pytest.raises(LogChanged):
             await bodies(reader, 1)
+
+
+async def test_a_reader_goes_on_where_a_frozen_broker_keeps_its_connection_open(
+    face: Face, real: RealBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("REPLY_S", "SAVE_S"):
+        monkeypatch.setattr(face.module("reader"), name, 0.2)
+    with Proxy(real.url) as proxy:
+        client, topic = await client_and_topic(face, proxy)
+        async with await opened(client, topic, tmp_path) as reader:
+            await bodies(reader, len(ALL))
+            proxy.hold.add(Opcode.READ)
+            await client.send(topic, b"0/4", partition=0)
+
+            async def is_held() -> bool:
+                return await reader.receive(0.05) is None and proxy.held > 0
+
+            await face.until(is_held)
+            proxy.hold.clear()
+            assert await bodies(reader, 1) == ["0/4"]
 
 
 async def test_invalid_arguments_are_refused(face: Face, real: RealBroker, tmp_path: Path) -> None:

@@ -86,7 +86,8 @@ def test_a_log_is_known_by_its_id_whatever_the_address() -> None:
     brokers.cores[0].told(LISTED[0], moved, version=2)
     assert found == [1]
     core = brokers.cores[1]
-    tried = [str(address) for address, _left in core._log.in_turn(core._addresses)]
+    turn = core._log.in_turn(core._addresses, lambda: 1.0)
+    tried = [str(address) for address, _share in turn]
     assert tried == ["b2:7650", "b:7650"]
 
 

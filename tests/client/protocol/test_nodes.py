@@ -2,34 +2,90 @@
 
 from __future__ import annotations
 
+from uuid import uuid4
+
 import pytest
 
 from txmq.client.protocol.address import Address, parse_url
-from txmq.client.protocol.conversation import Conversation, LogIdentity
+from txmq.client.protocol.conversation import SILENT_S, Conversation, LogIdentity
 from txmq.errors import NotLeader, RemoteProtocolError
 from txmq.wire.data_requests import Opcode
 from txmq.wire.frames import encode_frame
+from txmq.wire.hello import BrokerLimits, Welcome
 from txmq.wire.status import error_reply
 
+LOG_ID = uuid4()  # whose boot epochs no other test has met
 GIVEN = parse_url("txmq://a:1,b:2")
 A, B, C = Address("a", 1), Address("b", 2), Address("c", 3)
 
 
+def six() -> float:
+    """Seconds that are left."""
+    return 6.0
+
+
 def test_nodes_come_before_the_addresses_of_the_url_each_once() -> None:
     log = LogIdentity()
-    assert list(log.in_turn(GIVEN)) == [(A, 2), (B, 1)]
+    assert list(log.in_turn(GIVEN, six)) == [(A, 3), (B, 6)]
     log.learn(["c:3", "b:2"])
-    assert list(log.in_turn(GIVEN)) == [(C, 3), (B, 2), (A, 1)]
+    assert list(log.in_turn(GIVEN, six)) == [(C, 2), (B, 3), (A, 6)]
 
 
 def test_the_leader_that_a_node_names_is_the_next_one() -> None:
     log = LogIdentity()
     tried = []
-    for address, _left in log.in_turn(GIVEN):
+    for address, _share in log.in_turn(GIVEN, six):
         tried.append(address)
         if address == A:
             log.learn(["c:3", "a:1", "b:2"])
     assert tried == [A, C, B]
+
+
+def test_who_was_silent_comes_last_and_not_for_long_until_a_node_leads() -> None:
+    log = LogIdentity()
+    log.learn(["c:3", "a:1"])
+    log.note_silence(C)
+    assert list(log.in_turn(GIVEN, six)) == [(A, 2), (B, 3), (C, SILENT_S)]
+    log.silent[C] -= 2
+    assert 2 <= list(log.in_turn(GIVEN, six))[-1][1] < 3  # as long as it was silent
+    log.silent[C] -= 100
+    assert list(log.in_turn(GIVEN, six))[-1] == (C, 3)  # and time is left for the others
+    log.take_news(welcome(1, "a:1", "c:3"))
+    assert list(log.in_turn(GIVEN, six)) == [(A, 2), (C, 3), (B, 6)]
+
+
+def test_a_single_address_that_was_silent_has_all_the_time() -> None:
+    log = LogIdentity()
+    log.note_silence(A)
+    assert list(log.in_turn([A], six)) == [(A, 6)]
+
+
+def welcome(epoch: int, *nodes: str) -> Welcome:
+    return Welcome(
+        version=1, broker="n", log_id=LOG_ID, boot_epoch=epoch,
+        limits=BrokerLimits(frame=9_999, message=9_999), nodes=nodes,
+    )  # fmt: skip
+
+
+def greeted(log: LogIdentity, epoch: int, *nodes: str) -> Conversation:
+    """Return a conversation after its welcome."""
+    conversation = Conversation(None, log)
+    correlation = int.from_bytes(b"".join(conversation.hello())[12:16], "little")
+    conversation.receive(encode_frame(Opcode.HELLO, correlation, welcome(epoch, *nodes).encode()))
+    return conversation
+
+
+def test_a_node_is_superseded_once_another_one_proves_that_it_leads() -> None:
+    log = LogIdentity()
+    first = greeted(log, 1, "a:1", "c:3")
+    first.address = B  # another name of the same
+    first.note_silence()
+    assert log.silent.keys() == {A, B}
+    assert not first.is_superseded
+    second = greeted(log, 2, "c:3", "a:1")
+    assert first.is_superseded
+    assert not second.is_superseded
+    assert not log.silent
 
 
 @pytest.mark.parametrize("nodes", [[], [""], ["c:0", "c:port", "txmq://c", "c d:1"]])

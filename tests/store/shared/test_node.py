@@ -15,7 +15,7 @@ from txmq.store.shared.partition import CaughtUp, Deliver, Lost, Reported
 from txmq.store.shared.records import (
     MOST_DATA,
     Claim,
-    Member,
+    NodeStatus,
     PartitionRecord,
     Slice,
     checksum_of,
@@ -68,7 +68,7 @@ class World:
     def counted(self, record: PartitionRecord, place: Place) -> None:
         self.told.append(record)
 
-    def heard(self, said: Member, place: Place, *, is_history: bool) -> None:
+    def heard(self, said: NodeStatus, place: Place, *, is_history: bool) -> None:
         self.told.append((said, is_history))
 
     def leads(self, place: Place) -> None:
@@ -426,35 +426,35 @@ def test_a_node_that_missed_records_ends() -> None:
     assert world.told[-1] == End.DIVERGED
 
 
-def a_member(nonce: bytes = OTHER) -> Member:
-    return Member(LOG_ID, FIRST, nonce, START, 0, "other", "1", "other:1")
+def a_status(nonce: bytes = OTHER) -> NodeStatus:
+    return NodeStatus(LOG_ID, FIRST, nonce, START, 0, "other", "1", "other:1")
 
 
-def test_what_members_say_is_told_and_counts_for_nothing() -> None:
+def test_what_nodes_say_is_told_and_counts_for_nothing() -> None:
     world = World()
-    world.others(a_member())
+    world.others(a_status())
     node = follower(world)
-    world.others(a_member(), other_claim())
+    world.others(a_status(), other_claim())
     world.read()
-    assert world.told == [GENESIS, (a_member(), True), (a_member(), False), other_claim()]
+    assert world.told == [GENESIS, (a_status(), True), (a_status(), False), other_claim()]
     world.told.clear()
     for _ in range(9):
-        world.others(a_member())
+        world.others(a_status())
         world.read()
         tick_to(node, node._now + 0.3)
     assert is_(node.state, State.CLAIMING)  # they quiet nobody
 
 
-def test_a_member_between_slices_is_a_question_that_is_answered() -> None:
+def test_a_status_between_slices_is_a_question_that_is_answered() -> None:
     world = World()
     node = leader(world)
-    world.others(a_member())
+    world.others(a_status())
     node.append(b"data", 3.1)
     offset, reported = world.arrive()
     reported(None, offset)
     assert world.told == []
     world.read()
-    assert world.told == [(a_member(), False), START + 4]
+    assert world.told == [(a_status(), False), START + 4]
 
 
 def test_a_record_of_a_later_version_ends_a_node() -> None:

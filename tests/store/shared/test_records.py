@@ -17,7 +17,7 @@ from txmq.store.shared.records import (
     MAGIC,
     Claim,
     Genesis,
-    Member,
+    NodeStatus,
     PartitionRecord,
     Slice,
     checksum_of,
@@ -33,7 +33,7 @@ RECORDS: dict[str, PartitionRecord] = {
     "partition-claim-v1.bin": Claim(LOG_ID, 7, NONCE, "nöde-1"),
     "partition-slice-v1.bin": Slice(LOG_ID, 7, NONCE, 4_096, 4_100, b"\0TXM whole", True),
     "partition-beat-v1.bin": Slice(LOG_ID, 7, NONCE, 4_106, 4_106, b""),
-    "partition-member-v1.bin": Member(
+    "partition-node-v1.bin": NodeStatus(
         LOG_ID, 7, NONCE, 4_106, 250, "nöde-1", "0.1.0", "node-1.example:7650", True
     ),
 }
@@ -46,7 +46,7 @@ records: st.SearchStrategy[PartitionRecord] = st.one_of(
     st.builds(Genesis, logs, epochs, I64, I64),
     st.builds(Claim, logs, epochs, nonces, names),
     st.builds(Slice, logs, epochs, nonces, I64, I64, data, st.booleans()),
-    st.builds(Member, logs, epochs, nonces, I64, I64, lines, lines, lines, st.booleans()),
+    st.builds(NodeStatus, logs, epochs, nonces, I64, I64, lines, lines, lines, st.booleans()),
 )
 
 
@@ -104,11 +104,11 @@ def test_a_name_that_is_not_utf_8_is_read() -> None:
 
 
 @pytest.mark.parametrize("said", [b"", b"n\n1.0", b"\xff\n1\nh:1"])
-def test_a_member_that_says_something_else_is_no_record(said: bytes) -> None:
-    header = encode(RECORDS["partition-member-v1.bin"])[:HEADER_SIZE]
+def test_a_status_that_says_something_else_is_no_record(said: bytes) -> None:
+    header = encode(RECORDS["partition-node-v1.bin"])[:HEADER_SIZE]
     assert decode(sealed(header + said, 9, 4)) is None
 
 
 def test_a_later_version_may_say_more() -> None:
-    member = RECORDS["partition-member-v1.bin"]
-    assert decode(sealed(encode(member) + b"\nmore", 9, 4)) == member
+    status = RECORDS["partition-node-v1.bin"]
+    assert decode(sealed(encode(status) + b"\nmore", 9, 4)) == status

@@ -1,4 +1,4 @@
-"""The page of the nodes that share the log."""
+"""The page of the nodes that share the log, and of logs that have topics in common."""
 
 from __future__ import annotations
 
@@ -6,12 +6,15 @@ from txmq.admin.console.page import Page, PageRequest, View
 
 
 async def cluster(request: PageRequest) -> View:
-    """List the nodes, and let another one lead."""
+    """List the nodes, and let another one lead. List the logs; their list is changed by
+    commands, which copy it to each of them.
+    """
     shown = await request.ask("cluster.describe")
     nodes = shown["nodes"]
     is_alone = (await request.ask("broker.settings"))["settings"]["cluster"] is None
     followers = [node for node in nodes if node["role"] == "follower"]
-    return View("cluster.html", {"shown": shown, "is_alone": is_alone, "followers": followers})
+    values = {"shown": shown, "logs": shown["logs"]["logs"]}
+    return View("cluster.html", {**values, "is_alone": is_alone, "followers": followers})
 
 
 PAGES = (Page("cluster", "Cluster", cluster, "Cluster", "c", needs="cluster.describe"),)

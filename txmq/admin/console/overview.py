@@ -54,6 +54,7 @@ async def overview(request: PageRequest) -> View:
     stats = await request.ask("broker.stats", limit=BUSIEST)
     span = request.text("span") if request.text("span") in SPANS else "hour"
     in_doubt = await request.ask("tx.list", state="in-doubt", limit=5)
+    cluster = await request.ask("cluster.describe")
     return View(
         "overview.html",
         {
@@ -62,6 +63,7 @@ async def overview(request: PageRequest) -> View:
             "pages": PAGES_OF_ALARMS,
             "stats": stats,
             "in_doubt": in_doubt["transactions"],
+            "cluster": cluster,
             "charts": await charts(request, CHARTS, span),
             "span": span,
             "spans": SPANS,

@@ -17,8 +17,8 @@ from txmq.broker.cluster.kafka_partition import LOST, NUMBER, SAFE_WRITES, WHOLE
 from txmq.errors import ConfigError, LogUnavailable, StoreError
 from txmq.store.log.cut import LONGEST_COPY
 from txmq.store.log_copy import CopyNeeded
-from txmq.store.shared.members import SILENT_AFTER_S
-from txmq.store.shared.records import Genesis, Member, Slice, checksum_of, decode, encode
+from txmq.store.shared.known_nodes import SILENT_AFTER_S
+from txmq.store.shared.records import Genesis, NodeStatus, Slice, checksum_of, decode, encode
 from txmq.store.shared.rules import NO_NONCE, Place
 
 WITHIN_S: Final = 15.0
@@ -129,7 +129,7 @@ def _record(kafka: KafkaAddress, topic: str, offset: int) -> bytes | None:
     raise unavailable(f"read the record at {offset}", KafkaError(KafkaError._TIMED_OUT))
 
 
-def find_leader(kafka: KafkaAddress, topic: str) -> Member:
+def find_leader(kafka: KafkaAddress, topic: str) -> NodeStatus:
     """Return what the leader says of itself, once it has; it does so every 30 s.
 
     Raises LogUnavailable where Kafka does not answer, or nobody leads.
@@ -146,9 +146,9 @@ def find_leader(kafka: KafkaAddress, topic: str) -> Member:
         consumer.close()
 
 
-def _leader(consumer: Consumer, end: int) -> Member:
-    """Return the member who has the latest epoch, as of the offset `end` or later."""
-    said: dict[bytes, Member] = {}
+def _leader(consumer: Consumer, end: int) -> NodeStatus:
+    """Return the node that has the latest epoch, as of the offset `end` or later."""
+    said: dict[bytes, NodeStatus] = {}
     epoch, nonce, read_to = -1, NO_NONCE, -1
     until = time.monotonic() + SILENT_AFTER_S
     while time.monotonic() < until:
@@ -157,7 +157,7 @@ def _leader(consumer: Consumer, end: int) -> Member:
             record, read_to = decode(message.value() or b""), message.offset() or 0
             if isinstance(record, Slice) and record.epoch >= epoch:  # it beats all the time
                 epoch, nonce = record.epoch, record.nonce
-            elif isinstance(record, Member) and not record.leaves:
+            elif isinstance(record, NodeStatus) and not record.leaves:
                 said[record.nonce] = record
         is_at_end = message is not None and message.error() is not None
         if nonce in said and (is_at_end or read_to + 1 >= end):

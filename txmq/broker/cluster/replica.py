@@ -21,7 +21,7 @@ from txmq.broker.data_directory.storage import roll_forward
 from txmq.errors import NodeEnded, StoreError
 from txmq.store.log.cut import LONGEST_COPY
 from txmq.store.shared.node import End, Node
-from txmq.store.shared.records import Claim, Member, PartitionRecord, Slice
+from txmq.store.shared.records import Claim, NodeStatus, PartitionRecord, Slice
 from txmq.store.shared.rules import Place
 from txmq.store.shared.slices import SliceReader, after, segment_bytes
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from txmq.broker.engine.engine import Engine
     from txmq.store.log.writer import Flush
-    from txmq.store.shared.members import Members
+    from txmq.store.shared.known_nodes import KnownNodes
 
 # Memory is ahead of the log then, or behind all that the partition has.
 FOLLOWS_AGAIN = (End.DEPOSED, End.RESIGNED, End.UNDELIVERED, End.FORGOTTEN)
@@ -51,9 +51,9 @@ class Replica:
     ends before; `on_end` is then told, as whenever a node ends.
     """
 
-    def __init__(self, engine: Engine, seconds: Callable[[], float], members: Members) -> None:
+    def __init__(self, engine: Engine, seconds: Callable[[], float], known: KnownNodes) -> None:
         """`seconds` is CLOCK_BOOTTIME."""
-        self._engine, self._seconds, self._members = engine, seconds, members
+        self._engine, self._seconds, self._known = engine, seconds, known
         last = engine.store.segments()[-1]
         self._slices = SliceReader(last.first, last.created_at)
         self._flushes: deque[tuple[int, Deferred[None]]] = deque()  # end of each
@@ -102,9 +102,9 @@ class Replica:
         except Exception:  # noqa: BLE001  # the node would go on without the record
             engine.fail(Failure())
 
-    def heard(self, said: Member, place: Place, *, is_history: bool) -> None:
+    def heard(self, said: NodeStatus, place: Place, *, is_history: bool) -> None:
         """Take what a node has said of itself."""
-        self._members.hear(said, place, self._seconds(), is_history=is_history)
+        self._known.hear(said, place, self._seconds(), is_history=is_history)
 
     def leads(self, place: Place) -> None:
         """Lead from here on. A copy with more than counts, or less, must not: it would

@@ -7,6 +7,7 @@ import socket
 from asyncio import AbstractEventLoop, Future
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from ssl import SSLCertVerificationError
 from typing import cast
 
@@ -19,6 +20,7 @@ from txmq.client.protocol.conversation import (
     client_closed,
     no_answer,
     reply_payload,
+    superseded,
 )
 from txmq.client.tls import not_trusted, tls_context
 from txmq.errors import (
@@ -31,8 +33,7 @@ from txmq.errors import (
 from txmq.wire.frames import Frame
 from txmq.wire.lost_peers import notice_lost_peer
 
-HELLO_S = 5.0
-CONNECT_S = 5.0
+CONNECT_S = 5.0  # and as long for the welcome
 END_S = 2.0  # for what is written and not yet sent
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 1.0  # between two connections
 READ_BYTES = 1 << 16
@@ -52,11 +53,13 @@ class AioConnection(asyncio.BufferedProtocol):
         self._transport: asyncio.Transport | None = None
         # Into one buffer for good: a StreamReader would copy each byte three times.
         self._buffer = memoryview(bytearray(READ_BYTES))
-        self._failure: TxmqError | None = None
+        self.failure: TxmqError | None = None  # that of requests from then on
         self.conversation = conversation
         self.last_received = 0.0  # or the moment since which a reply is due
         self.write_paused = False  # the transport has enough unsent bytes
         self.on_drained: Callable[[], None] | None = None
+        # Has the other nodes asked who leads, as this one has not answered for long.
+        self.on_silence: Callable[[], None] = lambda: None
         self.welcomed: Future[None] = loop.create_future()
         self.lost: Future[None] = loop.create_future()
 
@@ -85,13 +88,25 @@ class AioConnection(asyncio.BufferedProtocol):
 
         It fails with RequestRejected or ConnectionLost. Raises MessageTooLarge.
         """
-        if self._failure is not None:
-            raise ConnectionLost(self._failure.message)
+        if self.failure is not None:
+            raise ConnectionLost(self.failure.message)
         correlation, pieces = self.conversation.request(opcode, payload)
         reply: Future[bytes] = self._loop.create_future()
         self._waiting[correlation] = reply
         self.write(pieces)
         return reply
+
+    def doubt_after(self, seconds: float, reply: Future[bytes]) -> None:
+        """Have the other nodes asked who leads, where nothing comes from this one for
+        so many seconds.
+        """
+        if self.conversation.has_other_nodes:
+            timer = self._loop.call_later(seconds, self._doubt, self._loop.time())
+            reply.add_done_callback(lambda _reply: timer.cancel())
+
+    def _doubt(self, since: float) -> None:
+        if self.last_received <= since:
+            self.on_silence()
 
     def get_buffer(self, sizehint: int) -> memoryview:
         del sizehint
@@ -131,6 +146,14 @@ class AioConnection(asyncio.BufferedProtocol):
         if self._transport is not None:
             self._transport.abort()
 
+    def give_up(self, reason: TxmqError) -> None:
+        """End the connection at once, as its node does not answer: others are tried
+        first then.
+        """
+        self.conversation.note_silence()
+        self._fail(reason)
+        self.abort()
+
     def end(self) -> None:
         """End the connection when everything is written."""
         if self._transport is not None:
@@ -146,7 +169,7 @@ class AioConnection(asyncio.BufferedProtocol):
             self.lost.set_result(None)
 
     def _fail(self, error: TxmqError) -> None:
-        self._failure = self._failure or error
+        self.failure = self.failure or error
         if not self.welcomed.done():
             self.welcomed.set_exception(error)
             self.welcomed.exception()  # whoever has given up does not ask
@@ -182,10 +205,13 @@ class Connector:
         Raises the last error that another attempt may avoid, if there is one.
         """
         failure: OSError | TxmqError | None = None
-        for address, untried in self._log.in_turn(self._addresses):
+        for address, seconds in self._log.in_turn(self._addresses, lambda: CONNECT_S):
+            ends = loop.time() + seconds
             try:
-                return await self._open_one(loop, make, address, 1 / untried)
+                return await self._open_one(loop, make, address, seconds)
             except (OSError, TxmqError) as error:
+                if loop.time() >= ends:
+                    self._log.note_silence(address)
                 if failure is None or not _is_permanent(error) or _is_permanent(failure):
                     failure = error
         assert failure is not None, "there is at least one address"
@@ -196,13 +222,13 @@ class Connector:
         loop: AbstractEventLoop,
         make: Callable[[], AioConnection],
         address: Address,
-        share: float,
+        seconds: float,
     ) -> AioConnection:
         tls = self._addresses.tls
         context = None if tls is None else tls_context(tls)
         try:
-            async with asyncio.timeout(share * CONNECT_S):
-                dialled = await _dial(loop, address, share * CONNECT_S)
+            async with asyncio.timeout(seconds):
+                dialled = await _dial(loop, address, seconds)
                 _transport, link = await loop.create_connection(
                     make,
                     sock=dialled,
@@ -211,9 +237,10 @@ class Connector:
                 )
         except SSLCertVerificationError as error:
             raise not_trusted(address, error) from None
+        link.conversation.address = address
         try:
             silent = ConnectionLost("no answer to the hello")
-            await expire(loop, link.welcomed, share * HELLO_S, silent)
+            await expire(loop, link.welcomed, seconds, silent)
         except BaseException:
             link.abort()
             raise
@@ -266,6 +293,9 @@ class PersistentConnection:
         self.error: TxmqError | OSError | None = None  # of the last attempt
         self._link: AioConnection | None = None
         self._waiting: deque[Future[AioConnection]] = deque()
+        self._found: AioConnection | None = None  # leads to who leads after a silent node
+        self._search: asyncio.Task[None] | None = None
+        self._searches_at = 0.0  # not before that moment
         self._stopped = False
         self._task = loop.create_task(self._run(), name="txmq-connection")
 
@@ -286,7 +316,7 @@ class PersistentConnection:
                     finally:
                         self._link = None
                         link.abort()
-                if not self._stopped:
+                if not self._stopped and self._found is None:
                     await asyncio.sleep(pause)
                     pause = min(2 * pause, LONGEST_PAUSE_S)
         finally:  # also where the loop ends without `stop`
@@ -295,8 +325,9 @@ class PersistentConnection:
 
     async def _connect(self) -> AioConnection | None:
         """Return a welcomed connection; None after a failed attempt."""
+        found, self._found = self._found, None
         try:
-            link = await self._connector.open(self._loop, self._make)
+            link = found or await self._connector.open(self._loop, self._make)
         except Exception as error:  # noqa: BLE001  # whatever it was, it is tried again
             self.error = error if isinstance(error, TxmqError | OSError) else None
             if isinstance(error, TxmqError) and is_final(error):
@@ -305,8 +336,36 @@ class PersistentConnection:
                     self._refused(error)
             return None
         self.error = None
+        link.on_silence = partial(self._doubt, link)
         self._attach(link)
         return link
+
+    def _doubt(self, silent: AioConnection) -> None:
+        if self._loop.time() >= self._searches_at and (self._search is None or self._search.done()):
+            self._search = self._loop.create_task(self._find_leader(silent), name="txmq-search")
+
+    async def _find_leader(self, silent: AioConnection) -> None:
+        """Ask who leads until the silent connection answers or is lost, or another node
+        proves that it leads: go on there.
+
+        Until then the requests stay where they are: the node may be busy.
+        """
+        silent.conversation.note_silence()
+        heard, pause = silent.last_received, FIRST_PAUSE_S
+        while self._link is silent and silent.last_received == heard:
+            try:
+                found = await self._connector.open(self._loop, self._make)
+            except (OSError, TxmqError):
+                await asyncio.sleep(pause)
+                pause = min(2 * pause, LONGEST_PAUSE_S)
+                continue
+            if self._link is silent and silent.conversation.is_superseded:
+                self._found = found
+                silent.give_up(superseded())
+            else:
+                found.abort()
+                self._searches_at = self._loop.time() + LONGEST_PAUSE_S
+            return
 
     def _fail_waiting(self, error: TxmqError) -> None:
         for waiter in self._waiting:
@@ -318,7 +377,7 @@ class PersistentConnection:
 
         Raises BrokerUnavailable after so many `seconds`, or a permanent error at once.
         """
-        if self._link is not None:
+        if self._link is not None and self._link.failure is None:
             return self._link
         if isinstance(self.error, TxmqError) and not self.error.retriable:
             raise self.error
@@ -346,6 +405,10 @@ class PersistentConnection:
     async def stop(self) -> None:
         """End the connection, and make no other."""
         self._stopped = True
+        if self._search is not None:
+            self._search.cancel()
+        if self._found is not None:
+            self._found.abort()
         if self._link is not None:
             self._link.end()
             await asyncio.wait([self._task], timeout=END_S)

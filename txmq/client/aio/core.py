@@ -198,6 +198,7 @@ class AioCore(MeetsLog):
                 connection = await self.connection().wait_connected(deadline - loop.time())
                 try:
                     reply, sent = connection.request(opcode, payload), True
+                    connection.doubt_after(longer + self.settings.attempt_s, reply)
                     return await expire(
                         loop, reply, deadline - loop.time(), request_timeout(seconds)
                     )

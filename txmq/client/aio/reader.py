@@ -349,6 +349,9 @@ class Reader(Receiving):
             elif isinstance(reply, TxmqError) and not reply.retriable:
                 self._fail(reply)
                 return
+            elif isinstance(reply, RequestTimeout):
+                link.give_up(reply)
+                return
             elif not isinstance(reply, ConnectionLost):
                 link.abort()
                 return

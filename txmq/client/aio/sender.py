@@ -18,6 +18,7 @@ from typing import Any, TypeVar, cast
 from txmq.client.aio.connection import AioConnection
 from txmq.client.aio.loop import expire
 from txmq.client.log import get_logger
+from txmq.client.protocol.conversation import silent_for
 from txmq.client.protocol.sender.accumulator import Accumulator, SideRequest
 from txmq.client.protocol.sender.in_flight import InFlightRequests
 from txmq.client.protocol.sender.multi_send import SenderStats
@@ -268,12 +269,12 @@ class AioSender:
         """Detect a silent broker, and fail requests that have waited too long."""
         self._timer = None
         connection = self._connection
-        if (
-            connection is not None
-            and self._in_flight.awaits_replies
-            and self._loop.time() - connection.last_received > self._settings.timeout
-        ):
-            connection.abort()
+        if connection is not None and self._in_flight.awaits_replies:
+            silent_s = self._loop.time() - connection.last_received
+            if silent_s > self._settings.timeout:
+                connection.give_up(silent_for(silent_s))
+            elif silent_s > self._settings.attempt_s and connection.conversation.has_other_nodes:
+                connection.on_silence()
         if connection is None and self._failover_after is not None:
             self._in_flight.fail_unsent(time.monotonic() - self._failover_after)
         self._in_flight.expire(time.monotonic() - self._settings.delivery_timeout, "")

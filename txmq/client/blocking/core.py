@@ -35,7 +35,7 @@ from txmq.client.protocol.sender.multi_send import SenderStats, warn_of_unsent
 from txmq.client.protocol.sender.topics import TopicCache
 from txmq.client.protocol.settings import EXIT_S, ClientSettings
 from txmq.client.protocol.transaction.outbox_stamp import KnownStamp
-from txmq.errors import BrokerUnavailable, ConnectionLost, RequestTimeout, Throttled
+from txmq.errors import ConnectionLost, RequestTimeout, Throttled
 from txmq.wire.calls.encoding import encode_call
 from txmq.wire.data_requests import Opcode
 from txmq.wire.json import parse_result
@@ -188,23 +188,19 @@ class BlockingCore(MeetsLog):
 
     def _request(self, opcode: int, payload: Payload, deadline: float, *, repeat: bool) -> bytes:
         left = self.settings.retries if repeat else 0
-        lost: ConnectionLost | RequestTimeout | None = None
-        while True:
-            try:
-                session = self.pool.acquire(deadline)
-            except BrokerUnavailable as error:
-                if lost is None:
-                    raise
-                raise lost from error
-            try:
+        session = self.pool.acquire(deadline)
+        try:
+            while True:
                 share = (deadline - time.monotonic()) / (left + 1)
-                return session.connection.request(opcode, payload, timeout=share)
-            except (ConnectionLost, RequestTimeout) as error:
-                if not left:
-                    raise
-                left, lost = left - 1, error
-            finally:
-                self.pool.release(session)
+                try:
+                    return session.connection.request(opcode, payload, timeout=share)
+                except (ConnectionLost, RequestTimeout) as lost:
+                    if not left:
+                        raise
+                    left -= 1
+                    self.pool.reconnect(session, deadline, lost)
+        finally:
+            self.pool.release(session)
 
     def close(self, timeout: float) -> None:
         """Let decisions and sends finish for up to `timeout` seconds, then close all
@@ -254,6 +250,7 @@ class BlockingCore(MeetsLog):
             self.topics,
             window=settings.window,
             window_bytes=settings.window_bytes,
+            attempt=settings.attempt_s,
             timeout=settings.timeout,
             delivery_timeout=settings.delivery_timeout,
         )

@@ -17,7 +17,7 @@ from txmq.client.blocking.at_once import CoreAtOnce
 from txmq.client.blocking.connections.connection import Connection
 from txmq.client.blocking.core import BlockingCore
 from txmq.client.log import get_logger
-from txmq.client.protocol.conversation import reply_payload
+from txmq.client.protocol.conversation import reply_payload, silent_for
 from txmq.client.protocol.offsets import OffsetsByLog, OffsetStore
 from txmq.client.protocol.reader import (
     POLL_S,
@@ -35,7 +35,7 @@ from txmq.model.message import ReceivedMessage
 from txmq.model.topic_partition import PartitionName
 from txmq.wire.frames import Frame
 
-CONNECT_S = 1.0
+CONNECT_S, REPLY_S = 1.0, POLL_S + 10.0
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 5.0  # between two connections
 log = get_logger()
 
@@ -55,6 +55,7 @@ class BrokerReader:
         self.state = ReaderState(name, topics, start)
         self._connection: Connection | None = None
         self._in_flight: dict[int, PartitionName] = {}
+        self._heard_at = 0.0  # or the moment since which a reply is due
         self._saved_at = self._refreshed_at = 0.0
         self._pause, self._paused_until = FIRST_PAUSE_S, 0.0
 
@@ -111,6 +112,8 @@ class BrokerReader:
         try:
             connection = self._connection or self._connect()
             for partition, request in self.state.next_reads(now):
+                if not self._in_flight:
+                    self._heard_at = now
                 self._in_flight[connection.write(*request, now + CONNECT_S)] = partition
         except (TxmqError, OSError) as error:
             self._lost(error)
@@ -120,10 +123,19 @@ class BrokerReader:
     def receive(self, connection: Connection) -> None:
         """Accept the replies that the connection has."""
         try:
-            for frame in connection.receive(time.monotonic() + CONNECT_S):
+            self._heard_at = time.monotonic()
+            for frame in connection.receive(self._heard_at + CONNECT_S):
                 self._accept(frame)
         except (TxmqError, OSError) as error:
             self._lost(error)
+
+    def check_silence(self, connection: Connection) -> None:
+        """Let another connection try where this one, without a reply that could be
+        read, has been silent for long.
+        """
+        if self._in_flight and time.monotonic() - self._heard_at > REPLY_S:
+            connection.conversation.note_silence()
+            self._lost(silent_for(REPLY_S))
 
     def close(self) -> None:
         """Save the positions and disconnect."""
@@ -266,10 +278,13 @@ class BlockingReader(ABC):
         if not readers:
             time.sleep(wait_s)
             return
-        sockets = {connection.socket: connection for connection in readers}
-        for socket in select.select(list(sockets), [], [], wait_s)[0]:
-            connection = sockets[socket]
-            readers[connection].receive(connection)
+        sockets = [connection.socket for connection in readers]
+        readable = select.select(sockets, [], [], wait_s)[0]
+        for connection, broker in readers.items():
+            if connection.socket in readable:
+                broker.receive(connection)
+            else:
+                broker.check_silence(connection)
 
     def close(self) -> None:
         """Save the positions and close.

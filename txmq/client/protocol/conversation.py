@@ -10,7 +10,8 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from time import monotonic
 from typing import Any, Self
 from uuid import UUID
 
@@ -60,6 +61,8 @@ NEWS = (Opcode.HELLO, OK, 0)  # opcode, status and correlation of a welcome that
 IS_IT_RUNNING = "is it running, and is the address right? start one with: txmq broker --data DIR"
 MAYBE_TLS = f"has it TLS? then the URL begins with {TLS_SCHEME}; otherwise its log says why"
 LARGE_REPLY_BYTES = 1 << 15
+LEAST_S = 0.001  # of an attempt
+SILENT_S = 0.1  # of the first attempt at a node that was silent
 Payload = bytes | Sequence[bytes]
 # The newest boot epoch of each log that any client of this process has met.
 _newest_epochs: dict[UUID, int] = {}
@@ -78,15 +81,18 @@ class LogIdentity:
     another incarnation, and may lack what clients have receipts for.
 
     Several nodes may share the log. Each of them tells of the others, so that clients
-    find nodes that their URL does not name. `log_list` are the logs that the broker has
-    told of, and `on_list` is called when they are others than before. `listed_at` is
-    where the list has this one.
+    find nodes that their URL does not name. A node that is frozen keeps its connections
+    open: `silent` has those that did not answer in time, until a node that leads does.
+
+    `log_list` are the logs that the broker has told of, and `on_list` is called when
+    they are others than before. `listed_at` is where the list has this one.
     """
 
     log_id: UUID | None = None
     boot_epoch: int = 0  # of the last welcome
     incarnation: UUID | None = None  # of the last welcome
     nodes: tuple[Address, ...] = ()  # as one of them told last, the leader first
+    silent: dict[Address, float] = field(default_factory=dict)  # and since when
     log_list: LogList = NOT_LISTED
     on_list: Callable[[], object] = lambda: None
     listed_at: tuple[Address, ...] = ()
@@ -95,22 +101,35 @@ class LogIdentity:
         """Take the addresses of nodes from one that knows them; none = it does not."""
         self.nodes = tuple(filter(None, map(node_address, nodes))) or self.nodes
 
-    def in_turn(self, given: Iterable[Address]) -> Iterator[tuple[Address, int]]:
-        """Yield the addresses to try, each once, with the number of those left.
+    def note_silence(self, address: Address) -> None:
+        """Note that no answer has come from there in time."""
+        self.silent.setdefault(address, monotonic())
+
+    def in_turn(
+        self, given: Iterable[Address], left: Callable[[], float]
+    ) -> Iterator[tuple[Address, float]]:
+        """Yield the addresses to try, each once, with its share of the seconds `left`.
 
         Nodes come before the addresses that were given. A node that does not lead tells
-        of the leader, which is then the next one.
+        of the leader, which is then the next one. Who was silent comes last, and gets
+        as long as it has been silent: then the others are asked again who leads.
         """
         tried = set[Address]()
-        while left := [
+        while untried := [
             one for one in dict.fromkeys((*self.nodes, *self.listed_at, *given)) if one not in tried
         ]:
-            tried.add(left[0])
-            yield left[0], len(left)
+            address = min(untried, key=self.silent.__contains__)
+            share = max(left(), LEAST_S) / len(untried)
+            since = self.silent.get(address)
+            if since is not None and tried:
+                share = min(share / 2, max(monotonic() - since, SILENT_S))
+            tried.add(address)
+            yield address, share
 
     def take_news(self, welcome: Welcome) -> None:
-        """Take what a welcome says of nodes, and of logs."""
+        """Take what the welcome of a broker that leads says of nodes, and of logs."""
         self.learn(welcome.nodes)
+        self.silent.clear()
         if welcome.log_list.version > self.log_list.version:
             self.log_list = welcome.log_list
             self.on_list()
@@ -211,6 +230,8 @@ class Conversation:
     `registering`: it registers the producer instance, until `close` or the reply.
     """
 
+    address: Address | None = None  # of the broker
+
     def __init__(
         self,
         service: str | None,
@@ -233,6 +254,23 @@ class Conversation:
         self._last = 0
         self.welcome: Welcome | None = None
         self.in_large_reply = False  # more of a reply is due than an ordinary read brings
+
+    @property
+    def has_other_nodes(self) -> bool:
+        """True where another node may lead instead of the broker."""
+        return len(self._log.nodes) > 1
+
+    @property
+    def is_superseded(self) -> bool:
+        """True where a node has proved that it leads after the broker."""
+        return self.welcome is not None and self.welcome.boot_epoch < self._log.boot_epoch
+
+    def note_silence(self) -> None:
+        """Note that the broker has not answered in time, by all of its addresses."""
+        told = self.welcome.nodes[:1] if self.welcome is not None else ()
+        for address in (self.address, *map(node_address, told)):
+            if address is not None:
+                self._log.note_silence(address)
 
     def log_in(self, login: Credentials | None) -> Self:
         """Begin with a login, before `hello`. Raises ConfigError without a password."""
@@ -428,6 +466,16 @@ def _reason(error: BaseException) -> str:
     if number and number > 0:  # asyncio's text is "Connect call failed"
         return os.strerror(number)
     return getattr(error, "strerror", None) or str(error) or type(error).__name__
+
+
+def silent_for(seconds: float) -> ConnectionLost:
+    """Return the error of a connection without an answer for so many seconds."""
+    return ConnectionLost(f"the broker has not answered for {seconds:.3g} s")
+
+
+def superseded() -> ConnectionLost:
+    """Return the error of a connection to a silent node after which another leads."""
+    return ConnectionLost("the broker does not answer, and another node leads")
 
 
 def client_closed() -> ClientClosed:

@@ -149,6 +149,11 @@ class ClientSettings:
             return NO_COMPRESSION
         return Compression(CODECS[self.compression], self.compress_over)
 
+    @property
+    def attempt_s(self) -> float:
+        """Seconds of the first of all attempts that a call may make."""
+        return self.timeout / (self.retries + 1)
+
     def producer_instance(self) -> ProducerInstance | None:
         """Return the producer instance of a new client, or None without one."""
         return None if self.instance is None else ProducerInstance(self.instance)

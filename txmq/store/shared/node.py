@@ -46,7 +46,7 @@ from txmq.store.shared.partition import Partition
 from txmq.store.shared.records import (
     MOST_DATA,
     Claim,
-    Member,
+    NodeStatus,
     PartitionRecord,
     Slice,
     checksum_of,
@@ -104,7 +104,7 @@ class Listener(Protocol):
         leader's own slices are left out: it has their bytes.
         """
 
-    def heard(self, said: Member, place: Place, *, is_history: bool) -> None:
+    def heard(self, said: NodeStatus, place: Place, *, is_history: bool) -> None:
         """A node has said something of itself. `is_history`: before this one began."""
 
     def leads(self, place: Place) -> None:
@@ -296,7 +296,7 @@ class Node:
         self.claims += isinstance(record, Claim)
         self.place, counts = fold(self.place, offset, checksum_of(data), record)
         self._is_caught_up = False
-        if isinstance(record, Member):
+        if isinstance(record, NodeStatus):
             self._listener.heard(record, self.place, is_history=not self.has_caught_up)
         if self.state is State.LEADING:
             self._read_on()

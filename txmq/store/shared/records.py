@@ -4,21 +4,21 @@
     0    4s    magic TXP1
     4    u32   CRC32C over bytes 8 .. end
     8    u8    version = 1
-    9    u8    kind: 1 genesis, 2 claim, 3 slice, 4 member
+    9    u8    kind: 1 genesis, 2 claim, 3 slice, 4 status
     10   u8    slice: 1 = its data begins with the header of a new segment;
-               member: 1 = it leaves
+               status: 1 = it leaves
     11         zeros
     12   u32   epoch: the boot epoch of the log's records
     16   16s   log id
-    32   16s   nonce of a claim and of the slices that its owner writes; member: of
+    32   16s   nonce of a claim and of the slices that its owner writes; status: of
                its claims
-    48   i64   genesis and slice: start, a position of the log; member: the end of its
+    48   i64   genesis and slice: start, a position of the log; status: the end of its
                log
     56   i64   slice: position after the last whole record; a claim cuts the log there;
                genesis: created_at of the log's first segment;
-               member: milliseconds of delay
+               status: milliseconds of delay
     64         claim: the node's name in UTF-8; slice: bytes of the log's files;
-               member: lines of UTF-8: name, version, address
+               status: lines of UTF-8: name, version, address
 
 The data of all slices that count are the bytes of the log: its records, and at the
 start of each segment its header. So every node has the same files.
@@ -93,7 +93,7 @@ class Slice(NamedTuple):
         return self.start + len(self.data)
 
 
-class Member(NamedTuple):
+class NodeStatus(NamedTuple):
     """What a node says of itself. It counts for nothing: nodes know one another by it.
 
     The node has read the log up to `end`, with a delay of `lag_ms`: so long it took to
@@ -112,7 +112,7 @@ class Member(NamedTuple):
     leaves: bool = False
 
 
-PartitionRecord = Genesis | Claim | Slice | Member
+PartitionRecord = Genesis | Claim | Slice | NodeStatus
 
 
 def encode(record: PartitionRecord) -> bytes:
@@ -125,7 +125,7 @@ def encode(record: PartitionRecord) -> bytes:
             fields, data = (2, 0, epoch, log_id.bytes, nonce, 0, 0), node.encode()
         case Slice(log_id, epoch, nonce, start, whole, data, begins_segment):
             fields = (3, begins_segment, epoch, log_id.bytes, nonce, start, whole)
-        case Member(log_id, epoch, nonce, end, lag_ms, node, version, address, leaves):
+        case NodeStatus(log_id, epoch, nonce, end, lag_ms, node, version, address, leaves):
             fields = (4, leaves, epoch, log_id.bytes, nonce, end, lag_ms)
             data = f"{node}\n{version}\n{address}".encode()
     covered = _FIELDS.pack(VERSION, *fields)
@@ -158,15 +158,15 @@ def decode(data: bytes) -> PartitionRecord | None:
             return Slice(UUID(bytes=log_id), epoch, nonce, start, whole, rest, bool(flag))
         case 4:
             said = _said(rest)
-            return said and Member(
+            return said and NodeStatus(
                 UUID(bytes=log_id), epoch, nonce, start, whole, *said, bool(flag)
             )
     raise UnsupportedFormat(_PARTITION, f"{version}, kind {kind}", VERSION)
 
 
 def _said(lines: bytes) -> tuple[str, str, str] | None:
-    """Return what a member's lines say, None for other bytes. Later versions may have
-    more lines.
+    """Return what the lines of a status say, None for other bytes. Later versions may
+    have more lines.
     """
     try:
         node, version, address, *_later = lines.decode().split("\n")

@@ -16,7 +16,7 @@ from txmq.client.protocol.consumer.checked_operations import operations_type
 from txmq.client.protocol.consumer.member import Member, MemberPhase, steady_wall_us
 from txmq.client.protocol.consumer.member_set import MemberState
 from txmq.client.protocol.consumer.operations import Delivered, ack_error
-from txmq.client.protocol.consumer.requests import Request
+from txmq.client.protocol.consumer.requests import DOUBT_S, Request
 from txmq.client.protocol.consumer.settings import ConsumerSettings
 from txmq.client.protocol.consumer.stats import ConsumerStats
 from txmq.errors import (
@@ -305,6 +305,7 @@ class LoopMember(MemberState):
             reply = link.request(request.opcode, request.payload)
         except ConnectionLost:  # `_lost` follows
             return
+        link.doubt_after(request.timeout_s - DOUBT_S, reply)
         expire(self._loop, reply, request.timeout_s, RequestTimeout("no answer"))
         reply.add_done_callback(partial(self._replied, link, request))
 
@@ -313,6 +314,9 @@ class LoopMember(MemberState):
         error = reply.exception()
         if isinstance(error, RequestRejected):
             request.refused(error, self.now())
+        elif isinstance(error, RequestTimeout):
+            link.give_up(error)
+            return
         elif error is not None:
             link.abort()
             return

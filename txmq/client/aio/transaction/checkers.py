@@ -87,10 +87,10 @@ class Checkers(CheckerSteps[Checker]):
         link = self._link
         try:
             reply = link.request(Opcode.CALL, encode_call("checks.wait", args))
-            late = RequestTimeout("no answer to the wait for check-backs")
-            return parse_result(await expire(self._core.loop, reply, seconds, late))
-        except RequestTimeout:
-            link.abort()
+            error = RequestTimeout("no answer to the wait for check-backs")
+            return parse_result(await expire(self._core.loop, reply, seconds, error))
+        except RequestTimeout as late:
+            link.give_up(late)
             raise
 
     def _end_wait(self) -> None:

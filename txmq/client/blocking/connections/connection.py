@@ -56,7 +56,7 @@ class Connection:
     def __init__(self, sock: socket.socket, conversation: Conversation, address: Address) -> None:
         self.socket = sock
         self.conversation = conversation
-        self.address = address
+        self.address = conversation.address = address
         self.closed = False
         self._readable, self._writable = select.poll(), select.poll()
         self._readable.register(sock, select.POLLIN)
@@ -180,10 +180,13 @@ class Connection:
         self.welcome, self.limits = welcome, welcome.limits
 
     def is_stale(self) -> bool:
-        """Return whether an idle connection was closed by the peer, or has bytes that
-        no request asked for. What the broker tells unasked is read: it may be the last
-        that this client hears of where the nodes are.
+        """Return whether an idle connection was closed by the peer, has bytes that no
+        request asked for, or leads to a node after which another one leads. What the
+        broker tells unasked is read: it may be the last that this client hears of where
+        the nodes are.
         """
+        if self.conversation.is_superseded:
+            return True
         if self._callbacks:
             self.read_available()
             return self.closed
@@ -248,6 +251,7 @@ class Connection:
             return ClientClosed("the connection was closed by another thread")
         self.close()
         if isinstance(error, TimeoutError | BlockingIOError):
+            self.conversation.note_silence()
             return RequestTimeout(
                 f"{self.address} did not answer in time",
                 hint="the request may have been carried out",
@@ -274,13 +278,15 @@ def open_connection(
     began, pause = time.monotonic(), FIRST_PAUSE_S
     while True:
         failures: dict[Address, TxmqError] = {}
-        for address, untried in log.in_turn(addresses):
-            share = max(deadline - time.monotonic(), 0.001) / untried
+        for address, share in log.in_turn(addresses, lambda: deadline - time.monotonic()):
+            ends = time.monotonic() + share
             try:
                 begun = conversation().log_in(addresses.login)
-                return _open(address, begun, time.monotonic() + share, addresses.tls)
+                return _open(address, begun, ends, addresses.tls)
             except TxmqError as error:
                 failures[address] = error
+                if time.monotonic() >= ends:
+                    log.note_silence(address)
         if not any(error.retriable for error in failures.values()):
             raise next(iter(failures.values()))
         if deadline - time.monotonic() <= pause or not retry:

@@ -17,7 +17,7 @@ from uuid import uuid4
 
 from txmq.client.blocking.connections.connection import Connection
 from txmq.client.protocol.conversation import client_closed
-from txmq.errors import Throttled
+from txmq.errors import BrokerUnavailable, ConnectionLost, RequestTimeout, Throttled
 
 # A connection that was idle for longer is checked before use. No broker restarts in
 # less.
@@ -122,6 +122,17 @@ class ConnectionPool:
         if self._waiting:
             with self._changed:
                 self._changed.notify()
+
+    def reconnect(
+        self, session: ProducerSession, deadline: float, lost: ConnectionLost | RequestTimeout
+    ) -> None:
+        """Give a session another connection: an idle one may lead to where this one was
+        lost. Raises `lost` where no broker answers.
+        """
+        try:
+            session.connection = self.connect(deadline)
+        except BrokerUnavailable as error:
+            raise lost from error
 
     def close(self) -> None:
         """Close idle connections now, and others when they are released."""

@@ -15,11 +15,12 @@ from math import inf
 from threading import Condition, Thread
 
 from txmq.client.blocking.connections.connection import Connection
+from txmq.client.blocking.connections.leader_search import LeaderSearch
 from txmq.client.blocking.connections.stream import NonBlockingConnection
 from txmq.client.log import get_logger
 from txmq.client.protocol.consumer.member import Member, MemberPhase
-from txmq.client.protocol.consumer.requests import Request
-from txmq.client.protocol.conversation import reply_payload
+from txmq.client.protocol.consumer.requests import DOUBT_S, Request
+from txmq.client.protocol.conversation import Conversation, reply_payload
 from txmq.errors import (
     ConnectionLost,
     LocalProtocolError,
@@ -46,7 +47,8 @@ class MemberThread:
     def __init__(
         self, member: Member, connect: Callable[[float], Connection], changed: Condition
     ) -> None:
-        self._member, self._connect, self._changed = member, connect, changed
+        self._member, self._changed = member, changed
+        self._leader_search = LeaderSearch(connect)
         self._wakes, self._waker = socket.socketpair()
         self._wakes.setblocking(False)
         self._waker.setblocking(False)
@@ -117,7 +119,9 @@ class MemberThread:
         began = time.monotonic()
         try:
             with (
-                NonBlockingConnection(self._connect(began + CONNECT_S)) as connection,
+                NonBlockingConnection(
+                    self._leader_search.connection(began + CONNECT_S)
+                ) as connection,
                 selectors.DefaultSelector() as selector,
             ):
                 self._serve(connection, selector)
@@ -169,7 +173,7 @@ class MemberThread:
                 if connection.unsent:
                     connection.write()
                 self._receive(connection.read(), in_flight)
-            _check_overdue(in_flight)
+            self._check_overdue(connection.conversation, in_flight)
 
     def _send(
         self,
@@ -207,8 +211,15 @@ class MemberThread:
                 self.trouble, self._is_loss_logged = None, False
             self._changed.notify_all()
 
-
-def _check_overdue(in_flight: dict[int, tuple[Request, float]]) -> None:
-    now = time.monotonic()
-    if any(deadline < now for _request, deadline in in_flight.values()):
-        raise ConnectionLost("the broker did not answer in time")
+    def _check_overdue(
+        self, conversation: Conversation, in_flight: dict[int, tuple[Request, float]]
+    ) -> None:
+        """Raise ConnectionLost where a reply is overdue, or another node proves that it
+        leads while one is due for long.
+        """
+        now, due = time.monotonic(), min((due for _request, due in in_flight.values()), default=inf)
+        if due < now:
+            conversation.note_silence()
+            raise ConnectionLost("the broker did not answer in time")
+        if due - DOUBT_S < now:
+            self._leader_search.ask(conversation, CONNECT_S)

@@ -26,7 +26,6 @@ from txmq.client.protocol.sender.batches import (
 )
 from txmq.client.protocol.sender.topics import TopicCache
 from txmq.errors import (
-    BrokerUnavailable,
     ConnectionLost,
     RequestRejected,
     RequestTimeout,
@@ -164,10 +163,7 @@ class BatchDelivery:
         if not self._retries_left or time.monotonic() >= self._deadline:
             raise lost
         self._retries_left -= 1
-        try:
-            session.connection = self._pool.connect(self._deadline)
-        except BrokerUnavailable as error:
-            raise lost from error
+        self._pool.reconnect(session, self._deadline, lost)
         self._repeat.extendleft(sent._replace(doubtful=True) for sent in reversed(self._in_flight))
         self._in_flight.clear()
 

@@ -22,9 +22,11 @@ from threading import Lock, Thread, get_ident
 from typing import TypeVar
 
 from txmq.client.blocking.connections.connection import Connection
+from txmq.client.blocking.connections.leader_search import LeaderSearch
 from txmq.client.blocking.connections.stream import NonBlockingConnection
 from txmq.client.blocking.sender.caller_io import CallerIo
 from txmq.client.log import get_logger
+from txmq.client.protocol.conversation import Conversation, silent_for
 from txmq.client.protocol.sender.accumulator import Accumulator, SideRequest
 from txmq.client.protocol.sender.in_flight import InFlightRequests
 from txmq.client.protocol.sender.multi_send import SenderStats
@@ -63,16 +65,20 @@ class Sender:
         *,
         window: int,
         window_bytes: int,
+        attempt: float,
         timeout: float,
         delivery_timeout: float,
     ) -> None:
         """`connect` opens a connection before a deadline.
 
-        A connection silent for `timeout` seconds is lost. A message without a receipt
-        after `delivery_timeout` seconds fails.
+        Where a connection is silent for `attempt` seconds, other nodes are asked who
+        leads; after `timeout` seconds it is lost. A message without a receipt after
+        `delivery_timeout` seconds fails.
         """
         self._open, self._topics = connect, topics
-        self._timeout, self._delivery_timeout = timeout, delivery_timeout
+        self._leader_search = LeaderSearch(connect)
+        self._attempt, self._timeout = attempt, timeout
+        self._delivery_timeout = delivery_timeout
         self._wakes, self._waker = socket.socketpair()
         self._wakes.setblocking(False)
         self._waker.setblocking(False)
@@ -220,8 +226,9 @@ class Sender:
         """Return a connection, or None after a second without one. Requests that have
         waited too long fail then.
         """
+        deadline = time.monotonic() + CONNECT_S
         try:
-            connection = NonBlockingConnection(self._open(time.monotonic() + CONNECT_S))
+            connection = NonBlockingConnection(self._leader_search.connection(deadline))
         except TxmqError as error:
             if not error.retriable:
                 self._in_flight.fail_all(error)
@@ -244,7 +251,7 @@ class Sender:
                 while not self._done():
                     self._send(connection)
                     self._wait(selector, connection)
-                    self._check_timeouts()
+                    self._check_timeouts(connection)
         except (ConnectionLost, ProtocolError) as error:
             log.warning("pipeline.connection_lost", error=error.message)
         finally:
@@ -323,15 +330,25 @@ class Sender:
             return CHECK_EVERY_S
         return None
 
-    def _check_timeouts(self) -> None:
+    def _check_timeouts(self, connection: NonBlockingConnection) -> None:
         """At intervals, detect a silent broker, and fail overdue requests."""
         now = time.monotonic()
         if now - self._checked_at < CHECK_EVERY_S:
             return
         self._checked_at = now
-        if self._awaits_replies() and now - self._caller_io.last_received > self._timeout:
-            raise ConnectionLost(f"the broker has not answered for {self._timeout:.3g} s")
+        if self._awaits_replies():
+            self._doubt(connection.conversation, now - self._caller_io.last_received)
         self._expire(now)
+
+    def _doubt(self, conversation: Conversation, silent_s: float) -> None:
+        """Raise ConnectionLost where the broker has been silent for too long, or
+        another node proves that it leads.
+        """
+        if silent_s > self._timeout:
+            conversation.note_silence()
+            raise silent_for(self._timeout)
+        if silent_s > self._attempt:
+            self._leader_search.ask(conversation, CHECK_EVERY_S)
 
     def _awaits_replies(self) -> bool:
         return self._in_flight.awaits_replies

@@ -97,6 +97,7 @@ class SpoolingSender(Sender):
             topics,
             window=settings.window,
             window_bytes=settings.window_bytes,
+            attempt=settings.attempt_s,
             timeout=settings.timeout,
             delivery_timeout=settings.delivery_timeout,
         )

@@ -8,7 +8,7 @@ from contextlib import suppress
 
 from txmq.client.blocking.connections.pool import ProducerSession
 from txmq.client.blocking.core import BlockingCore
-from txmq.errors import BrokerUnavailable, ConnectionLost, RequestRejected, RequestTimeout
+from txmq.errors import ConnectionLost, RequestRejected, RequestTimeout
 from txmq.model.bundle import BundleReceipt
 from txmq.wire.bundle import BundlePart, pack_part, unpack_bundle_receipt
 from txmq.wire.data_requests import Opcode
@@ -121,10 +121,7 @@ class BundleUpload:
         self._first = 0
         if self.part_count > 1:
             self.stored_parts = None
-        try:
-            self._session.connection = self._core.open_connection(self.deadline)
-        except BrokerUnavailable as gone:
-            raise lost from gone
+        self._core.pool.reconnect(self._session, self.deadline, lost)
         with suppress(ConnectionLost, RequestTimeout):
             self._write()
 

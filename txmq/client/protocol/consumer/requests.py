@@ -19,6 +19,8 @@ OnRefusal = Callable[[RequestRejected, float], None]
 RUN = 1_000  # messages stored one by one that the broker may send as one chunk
 LIMIT = (1 << 32) - 1  # of messages, and of bytes, in one fetch: both are 32-bit fields
 REPLY_S = 15.0  # for a reply that waits for nothing but the disk
+# So long before a reply is overdue, other nodes are asked who leads.
+DOUBT_S = 10.0
 
 
 class Request(NamedTuple):

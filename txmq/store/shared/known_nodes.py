@@ -1,6 +1,6 @@
 """The nodes of a shared log as one of them knows them, by what each says of itself.
 
-A node says so by a `Member` in the partition: once it has read everything, every
+A node says so by a `NodeStatus` in the partition: once it has read everything, every
 SAYS_EVERY_S, soon after another one has begun, and when it leaves. Nothing that counts
 follows from it: a node that nobody knows may lead.
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from txmq.model.cluster import ClusterView, NodeRole, NodeView
-from txmq.store.shared.records import Member
+from txmq.store.shared.records import NodeStatus
 from txmq.store.shared.rules import Place
 
 SAYS_EVERY_S = 30.0
@@ -23,12 +23,12 @@ THERE = ("leader", "follower")
 
 
 class _Heard(NamedTuple):
-    said: Member
+    said: NodeStatus
     lag_bytes: int  # of the log before it, which its node had not read
     at: float
 
 
-class Members:
+class KnownNodes:
     """What a node says of itself, and what it has heard of the others.
 
     Like `Node` it has no clock.
@@ -46,7 +46,7 @@ class Members:
         """Return whether the node should say something of itself."""
         return now >= self._says_at
 
-    def say(self, place: Place, now: float, *, leaves: bool = False) -> Member:
+    def say(self, place: Place, now: float, *, leaves: bool = False) -> NodeStatus:
         """Return what the node says now."""
         self._says_at = now + SAYS_EVERY_S
         for key in [key for key, one in self._heard.items() if now - one.at >= FORGOTTEN_AFTER_S]:
@@ -59,7 +59,7 @@ class Members:
         """Note that what was said may never be read."""
         self._unread_since = None
 
-    def hear(self, said: Member, place: Place, now: float, *, is_history: bool) -> None:
+    def hear(self, said: NodeStatus, place: Place, now: float, *, is_history: bool) -> None:
         """Take what a node has said. `is_history`: before this node began. Who has said
         nothing since is silent.
         """
@@ -93,10 +93,10 @@ class Members:
         there = [one for one in self.view(place, now).nodes if one.role in THERE]
         return tuple(one.address for one in sorted(there, key=lambda one: one.role != "leader"))
 
-    def _own(self, place: Place, now: float) -> Member:
+    def _own(self, place: Place, now: float) -> NodeStatus:
         assert place.log_id is not None, "the genesis was read"
         since = now if self._unread_since is None else self._unread_since
-        return Member(
+        return NodeStatus(
             place.log_id,
             place.epoch,
             self._nonce,
@@ -108,7 +108,7 @@ class Members:
         )
 
 
-def _is_late(said: Member, before: Member) -> bool:
+def _is_late(said: NodeStatus, before: NodeStatus) -> bool:
     """Return whether a node said this before: records come late, and copies of them."""
     if said.nonce == before.nonce and before.leaves:
         return True

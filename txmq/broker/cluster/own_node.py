@@ -24,7 +24,7 @@ from txmq.broker.cluster.replica import Replica
 from txmq.broker.monitoring.cluster_node import NodeNumbers
 from txmq.broker.reactor.steady_clock import ELAPSED
 from txmq.errors import LogUnavailable
-from txmq.store.shared.members import Members
+from txmq.store.shared.known_nodes import KnownNodes
 from txmq.store.shared.node import Node, State, Timing
 from txmq.store.shared.records import encode
 from txmq.store.shared.rules import Place
@@ -51,7 +51,7 @@ T = TypeVar("T")
 log = structlog.get_logger()
 
 
-class Membership:
+class OwnNode:
     """The node of one broker's process. Waits for Kafka, which may have been the reason
     to start again. Raises ConfigError for a topic that may lose what it has.
     """
@@ -67,7 +67,7 @@ class Membership:
         """`failed` ends the process: once the node has ended, it is of no use."""
         self._settings, self._name, self._reactor = settings, name, reactor
         self._nonce = secrets.token_bytes(16)
-        self._members = Members(name, address, __version__, self._nonce)
+        self._known = KnownNodes(name, address, __version__, self._nonce)
         self._failed = failed
         self._kafka = KafkaAddress(settings.kafka, settings.options)
         self._when_answered(lambda: check(self._kafka, self._settings.topic, self._settings.accept))
@@ -129,7 +129,7 @@ class Membership:
     def copy_to(self, engine: Engine, tables: LmdbTables) -> Callable[[], Place]:
         """Have the engine's log follow; return what tells where its tables stand."""
         self._partition = KafkaPartition(self._reactor, self._kafka, self._settings.topic)
-        replica = self._replica = Replica(engine, _seconds, self._members)
+        replica = self._replica = Replica(engine, _seconds, self._known)
         timing = Timing(self._settings.silence_s, self._settings.lease_s)
         self._node = Node(
             self._partition,
@@ -170,12 +170,12 @@ class Membership:
         if self.has_lease():
             self.on_lease()
         if self._node.has_caught_up and self._node.state is not State.ENDED:
-            self._tend_members()
+            self._tend_known()
 
-    def _tend_members(self) -> None:
+    def _tend_known(self) -> None:
         if not self.caught_up.called:
             self.caught_up.callback(None)
-        if self._members.is_due(_seconds()) and not self._leaves:
+        if self._known.is_due(_seconds()) and not self._leaves:
             self._say()
         if self._told != (told := self.addresses()):
             self._told = told
@@ -185,12 +185,12 @@ class Membership:
         """Say something of this node to all others. Fires when it was said, or lost."""
         assert self._node is not None
         assert self._partition is not None
-        said = self._members.say(self._node.place, _seconds(), leaves=leaves)
+        said = self._known.say(self._node.place, _seconds(), leaves=leaves)
         over: Deferred[None] = Deferred()
 
         def reported(error: Exception | None, _offset: int | None) -> None:
             if error is not None:
-                self._members.note_lost()
+                self._known.note_lost()
             over.callback(None)
 
         self._partition.produce(encode(said), reported)
@@ -198,11 +198,11 @@ class Membership:
 
     def view(self) -> ClusterView:
         """Return all nodes, as this one knows them."""
-        return self._members.view(self._read_to, _seconds())
+        return self._known.view(self._read_to, _seconds())
 
     def addresses(self) -> tuple[str, ...]:
         """Return where clients find the nodes, the leader first."""
-        return self._members.addresses(self._read_to, _seconds())
+        return self._known.addresses(self._read_to, _seconds())
 
     @property
     def _read_to(self) -> Place:

@@ -8,14 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.store.shared.histories import LOG_ID, OTHER_LOG, History, read
-from txmq.store.shared.members import (
+from txmq.store.shared.known_nodes import (
     ANSWERS_AFTER_S,
     FORGOTTEN_AFTER_S,
     SAYS_EVERY_S,
     SILENT_AFTER_S,
-    Members,
+    KnownNodes,
 )
-from txmq.store.shared.records import Member
+from txmq.store.shared.records import NodeStatus
 from txmq.store.shared.rules import Place, fold
 
 OWN, SECOND, THIRD = b"1" * 16, b"2" * 16, b"3" * 16
@@ -23,29 +23,31 @@ PLACE = Place(50, 0, LOG_ID, 4, SECOND, 1_000, 1_000)
 LATER = 1e5
 
 
-def members() -> Members:
-    return Members("n1", "h1:7650", "1.0", OWN)
+def known() -> KnownNodes:
+    return KnownNodes("n1", "h1:7650", "1.0", OWN)
 
 
-def said(name: str = "n2", nonce: bytes = SECOND, end: int = 900) -> Member:
-    return Member(LOG_ID, 4, nonce, end, 0, name, "1.0", f"{name}:7650")
+def said(name: str = "n2", nonce: bytes = SECOND, end: int = 900) -> NodeStatus:
+    return NodeStatus(LOG_ID, 4, nonce, end, 0, name, "1.0", f"{name}:7650")
 
 
-def roles(found: Members, now: float, place: Place = PLACE) -> dict[str, str]:
+def roles(found: KnownNodes, now: float, place: Place = PLACE) -> dict[str, str]:
     return {node.name: node.role for node in found.view(place, now).nodes}
 
 
 def test_a_node_says_what_it_is_at_once_and_then_now_and_then() -> None:
-    own = members()
+    own = known()
     assert own.is_due(1.0)
-    assert own.say(PLACE, 1.0) == Member(LOG_ID, 4, OWN, 1_000, 0, "n1", "1.0", "h1:7650", False)
+    assert own.say(PLACE, 1.0) == NodeStatus(
+        LOG_ID, 4, OWN, 1_000, 0, "n1", "1.0", "h1:7650", False
+    )
     assert not own.is_due(SAYS_EVERY_S)
     assert own.is_due(1.0 + SAYS_EVERY_S)
     assert own.say(PLACE, 2.0, leaves=True).leaves
 
 
 def test_a_node_that_begins_is_soon_answered_and_one_that_goes_on_is_not() -> None:
-    own = members()
+    own = known()
     for now, nonce, answers in ((10.0, SECOND, True), (20.0, SECOND, False), (30.0, THIRD, True)):
         own.say(PLACE, now)
         own.hear(said(nonce=nonce), PLACE, now, is_history=False)
@@ -54,7 +56,7 @@ def test_a_node_that_begins_is_soon_answered_and_one_that_goes_on_is_not() -> No
 
 
 def test_the_owner_of_the_claim_leads_and_who_is_not_heard_is_silent() -> None:
-    own = members()
+    own = known()
     own.hear(said(), PLACE, 0.0, is_history=False)
     own.hear(said("n3", THIRD), PLACE, 10.0, is_history=False)
     assert roles(own, 20.0) == {"n1": "follower", "n2": "leader", "n3": "follower"}
@@ -65,7 +67,7 @@ def test_the_owner_of_the_claim_leads_and_who_is_not_heard_is_silent() -> None:
 
 
 def test_who_is_not_heard_for_a_day_is_forgotten() -> None:
-    own = members()
+    own = known()
     own.hear(said(), PLACE, 0.0, is_history=False)
     own.say(PLACE, FORGOTTEN_AFTER_S - 1)
     assert "n2" in roles(own, FORGOTTEN_AFTER_S - 1)
@@ -74,7 +76,7 @@ def test_who_is_not_heard_for_a_day_is_forgotten() -> None:
 
 
 def test_what_was_said_before_this_node_began_is_no_sign_of_life() -> None:
-    own = members()
+    own = known()
     own.hear(said("n3", THIRD), PLACE, LATER, is_history=True)
     own.hear(said("n1", SECOND)._replace(address="h1:7650"), PLACE, LATER, is_history=True)
     assert roles(own, LATER) == {"n1": "follower", "n3": "silent"}
@@ -83,7 +85,7 @@ def test_what_was_said_before_this_node_began_is_no_sign_of_life() -> None:
 
 
 def test_two_nodes_of_one_name_are_both_shown() -> None:
-    own = members()
+    own = known()
     own.hear(said("n1", THIRD), PLACE, 0.0, is_history=False)
     own.hear(said("n1", b"9" * 16)._replace(address="h1:7650"), PLACE, 0.0, is_history=False)
     found = own.view(PLACE, 1.0).nodes
@@ -96,7 +98,7 @@ def test_two_nodes_of_one_name_are_both_shown() -> None:
 
 
 def test_what_comes_late_is_not_what_a_node_says_now() -> None:
-    own = members()
+    own = known()
     own.hear(said(), PLACE, 0.0, is_history=False)
     own.hear(said(nonce=THIRD, end=800), PLACE, 1.0, is_history=False)
     own.hear(said(nonce=THIRD)._replace(epoch=3), PLACE, 1.0, is_history=False)
@@ -109,7 +111,7 @@ def test_what_comes_late_is_not_what_a_node_says_now() -> None:
 
 
 def test_what_no_node_can_know_hides_none() -> None:
-    own = members()
+    own = known()
     for epoch, end in ((1 << 31, 0), (PLACE.epoch, PLACE.end + 1)):
         strange = said(nonce=THIRD)._replace(epoch=epoch, end=end)
         own.hear(strange, PLACE, 0.0, is_history=False)
@@ -119,19 +121,19 @@ def test_what_no_node_can_know_hides_none() -> None:
 
 
 def test_who_has_not_read_the_newest_claim_yet_is_heard() -> None:
-    own = members()  # the claim has cut the log, which was longer in the epoch before
+    own = known()  # the claim has cut the log, which was longer in the epoch before
     own.hear(said("n3", THIRD, end=PLACE.end + 1)._replace(epoch=3), PLACE, 0.0, is_history=False)
     assert roles(own, 0.0)["n3"] == "follower"
 
 
-def test_members_of_another_log_are_none() -> None:
-    own = members()
+def test_nodes_of_another_log_are_none() -> None:
+    own = known()
     own.hear(said()._replace(log_id=OTHER_LOG), PLACE, 0.0, is_history=False)
     assert roles(own, 0.0) == {"n1": "follower"}
 
 
 def test_a_node_that_lags_is_behind_in_bytes_and_in_seconds() -> None:
-    own = members()
+    own = known()
     own.hear(said(end=900)._replace(lag_ms=1_500), PLACE, 10.0, is_history=False)
     second = own.view(PLACE, 12.0).nodes[1]
     assert (second.position, second.lag_bytes, second.lag_s, second.heard_s) == (900, 100, 1.5, 2.0)
@@ -145,7 +147,7 @@ def test_a_node_that_lags_is_behind_in_bytes_and_in_seconds() -> None:
 
 
 def test_clients_are_told_of_the_leader_first_and_of_nobody_who_is_away() -> None:
-    own = members()
+    own = known()
     own.hear(said("n0", b"0" * 16), PLACE, 0.0, is_history=False)
     own.hear(said(), PLACE, SILENT_AFTER_S, is_history=False)
     own.hear(said("n3", THIRD), PLACE, SILENT_AFTER_S, is_history=False)
@@ -155,7 +157,7 @@ def test_clients_are_told_of_the_leader_first_and_of_nobody_who_is_away() -> Non
 
 
 @given(rng=st.randoms(use_true_random=False))
-def test_members_change_nothing_of_what_counts(rng: Random) -> None:
+def test_statuses_change_nothing_of_what_counts(rng: Random) -> None:
     partition = History(rng, fold).partition
     before = read(fold, partition)
     mixed = list(partition)

@@ -12,18 +12,17 @@ from uuid import UUID
 from tests.broker.cluster.loop import Loop
 from txmq.store.shared.node import End, Node, State
 from txmq.store.shared.partition import CaughtUp, Deliver, Lost, Partition, Reported
-from txmq.store.shared.records import Genesis, PartitionRecord, Slice, decode, encode
-from txmq.store.shared.records import Member as MemberRecord
+from txmq.store.shared.records import Genesis, NodeStatus, PartitionRecord, Slice, decode, encode
 from txmq.store.shared.rules import Place
 
 LOG_ID = UUID(int=7)
 NOTHING = Place()
-# No time passes, so members neither beat nor claim by themselves. But the lease of the
-# leader before is over when a member appends.
+# No time passes, so nodes neither beat nor claim by themselves. But the lease of the
+# leader before is over when a node appends.
 NOW, LATER = 0.0, 1e6
 
 
-class Member:
+class ObedientNode:
     """A node, its copy of the log, and what it would have answered for.
 
     `reports` counts what its slices were told: certain, asked (read on), failed.
@@ -73,7 +72,7 @@ class Member:
         if isinstance(record, Slice):
             self.log[record.start :] = record.data
 
-    def heard(self, said: MemberRecord, place: Place, *, is_history: bool) -> None: ...
+    def heard(self, said: NodeStatus, place: Place, *, is_history: bool) -> None: ...
 
     def leads(self, place: Place) -> None:
         self.promised = bytes(self.log)
@@ -86,11 +85,11 @@ class Member:
 
 
 class _Watched:
-    """A member's partition, which may hold back what was read."""
+    """A node's partition, which may hold back what was read."""
 
-    def __init__(self, partition: Partition, member: Member) -> None:
+    def __init__(self, partition: Partition, node: ObedientNode) -> None:
         self._partition = self._writes = partition
-        self._member = member
+        self._node = node
         self._held: list[Callable[[], None]] | None = None
 
     def replace(self, partition: Partition) -> None:
@@ -98,7 +97,7 @@ class _Watched:
         self._writes = partition
 
     def hold(self) -> None:
-        """Let the member read nothing until `release`."""
+        """Let the node read nothing until `release`."""
         self._held = []
 
     def release(self) -> None:
@@ -122,10 +121,10 @@ class _Watched:
         self._writes.close()
 
     def _report(self, reported: Reported, error: Exception | None, offset: int | None) -> None:
-        promised = self._member.promised
+        promised = self._node.promised
         reported(error, offset)
-        certain = len(self._member.promised) > len(promised)
-        self._member.reports["failed" if error else "certain" if certain else "asked"] += 1
+        certain = len(self._node.promised) > len(promised)
+        self._node.reports["failed" if error else "certain" if certain else "asked"] += 1
 
     def _pass(self, call: Callable[..., None], *args: object) -> None:
         if self._held is None:
@@ -142,6 +141,6 @@ def begin_log(loop: Loop, partition: Partition) -> None:
     assert reported == [None]
 
 
-def broken_promises(members: Iterable[Member], log: bytes) -> list[str]:
+def broken_promises(nodes: Iterable[ObedientNode], log: bytes) -> list[str]:
     """Return who has answered for what the log does not have."""
-    return [one.name for one in members if not log.startswith(one.promised)]
+    return [one.name for one in nodes if not log.startswith(one.promised)]

@@ -18,15 +18,15 @@ from twisted.internet.task import Clock
 
 from tests.broker.cluster.mock_cluster import TOPIC, MockCluster
 from tests.broker.support import at_once
-from txmq.broker.cluster import membership
+from txmq.broker.cluster import own_node
 from txmq.broker.cluster.kafka_genesis import begin_log
-from txmq.broker.cluster.membership import Membership
+from txmq.broker.cluster.own_node import OwnNode
 from txmq.broker.data_directory.storage import open_directory
 from txmq.broker.engine.engine import Engine
 from txmq.config.broker import BrokerSettings, ClusterSettings
 from txmq.store.filesystem import RealFileSystem
 from txmq.store.log.segment import HEADER_SIZE
-from txmq.store.shared import members
+from txmq.store.shared import known_nodes
 from txmq.store.shared.node import State
 from txmq.store.shared.records import Genesis
 from txmq.testing.wait import PATIENCE_S
@@ -67,7 +67,7 @@ class Reactor(Clock):
 
 
 class Node:
-    """A member with its copy of the log, which writes nothing when it leads."""
+    """A node with its copy of the log, which writes nothing when it leads."""
 
     def __init__(self, world: World, name: str) -> None:
         self.name, self._world = name, world
@@ -82,19 +82,19 @@ class Node:
         )
         self.failures: list[object] = []
         self.told: list[tuple[str, ...]] = []  # the addresses, each time they changed
-        self.member = Membership(settings, name, f"{name}:1", reactor, self.failures.append)
-        self.member.on_nodes = lambda: self.told.append(self.member.addresses())
-        self.member.copy_to(engine, opened.tables)
-        self.following = Deferred.fromCoroutine(self.member.follow())
+        self.own = OwnNode(settings, name, f"{name}:1", reactor, self.failures.append)
+        self.own.on_nodes = lambda: self.told.append(self.own.addresses())
+        self.own.copy_to(engine, opened.tables)
+        self.following = Deferred.fromCoroutine(self.own.follow())
         world.until(lambda: self.following.called, f"{name} has caught up")
 
     @property
     def roles(self) -> Roles:
-        return {node.name: node.role for node in self.member.view().nodes}
+        return {node.name: node.role for node in self.own.view().nodes}
 
     def lead(self) -> None:
         """Have it claim the log, again where it had not read all."""
-        node = self.member._node
+        node = self.own._node
         assert node is not None
 
         def leads() -> bool:
@@ -104,7 +104,7 @@ class Node:
         self._world.until(leads, f"{self.name} leads")
 
     def leave(self) -> None:
-        left = Deferred.fromCoroutine(self.member.leave())
+        left = Deferred.fromCoroutine(self.own.leave())
         self._world.until(lambda: left.called, f"{self.name} has left")
         self._world.nodes.remove(self)
         self.close()
@@ -145,7 +145,7 @@ class World:
 
     def close(self) -> None:
         for node in self.nodes:
-            partition = node.member._partition
+            partition = node.own._partition
             assert partition is not None
             partition.close()
             node.close()
@@ -153,8 +153,8 @@ class World:
 
 @pytest.fixture
 def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
-    monkeypatch.setattr(membership, "check", lambda *_given: None)  # the mock describes nothing
-    monkeypatch.setattr(members, "ANSWERS_AFTER_S", 0.05)
+    monkeypatch.setattr(own_node, "check", lambda *_given: None)  # the mock describes nothing
+    monkeypatch.setattr(known_nodes, "ANSWERS_AFTER_S", 0.05)
     world = World(tmp_path)
     yield world
     world.close()
@@ -174,7 +174,7 @@ def test_nodes_join_and_leave_and_all_know(world: World) -> None:
     third.lead()
     world.all_know({"n1": "left", "n2": "left", "n3": "leader"})
     world.clients_know("n3:1")
-    view = third.member.view()
+    view = third.own.view()
     assert (view.log_id, view.answered_by, view.leader) == (
         str(GENESIS.log_id),
         "n3",
@@ -186,42 +186,42 @@ def test_nodes_join_and_leave_and_all_know(world: World) -> None:
 def test_a_node_that_ends_without_a_word_is_silent_then(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(members, "SAYS_EVERY_S", 0.1)
-    monkeypatch.setattr(members, "SILENT_AFTER_S", 1.0)
+    monkeypatch.setattr(known_nodes, "SAYS_EVERY_S", 0.1)
+    monkeypatch.setattr(known_nodes, "SILENT_AFTER_S", 1.0)
     world.add("n1").lead()
     world.all_know({"n1": "leader"})
     second = world.add("n2")
     world.all_know({"n1": "leader", "n2": "follower"})
-    partition = second.member._partition
+    partition = second.own._partition
     assert partition is not None
     world.nodes.remove(second)
     partition.close()
-    second.member._node = None
+    second.own._node = None
     world.all_know({"n1": "leader", "n2": "silent"})
 
 
 def test_a_follower_that_ends_does_not_wait_while_kafka_is_away(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(membership, "LEAVES_WITHIN_S", NEVER_S)
+    monkeypatch.setattr(own_node, "LEAVES_WITHIN_S", NEVER_S)
     world.add("n1").lead()
     second = world.add("n2")
     world.all_know({"n1": "leader", "n2": "follower"})
     world.kafka.cut()
-    monkeypatch.setattr(second.member, "_say", lambda **_given: Deferred())  # it is never said
-    second.member._settings = second.member._settings.model_copy(update={"silence_s": 1.0})
+    monkeypatch.setattr(second.own, "_say", lambda **_given: Deferred())  # it is never said
+    second.own._settings = second.own._settings.model_copy(update={"silence_s": 1.0})
     second.leave()
 
 
 def test_a_leader_that_is_told_twice_steps_down_once(world: World) -> None:
     node = world.add("n1")
     for _ in range(2):
-        node.member.step_down()
-    assert node.member.hands_over
+        node.own.step_down()
+    assert node.own.hands_over
     assert world.reactor.has_stopped
 
 
 def test_a_leader_that_ends_steps_down_for_nobody(world: World) -> None:
     node = world.add("n1")
     world.reactor.stop()
-    node.member.step_down()
+    node.own.step_down()
