@@ -78,6 +78,32 @@ async def test_clients_find_a_log_that_is_added_and_consume_it(
     assert len(cluster.clients) == 3
 
 
+async def test_a_reader_reads_a_log_that_is_added_and_goes_on_there(
+    face: Face, logs: list[BrokerThread], tmp_path: Path
+) -> None:
+    cluster = face.connect([logs[0].url, logs[1].url])
+    await cluster.send("orders", b"before", partition=0)
+    await cluster.send("orders", b"before", partition=2)
+    await face.connect(logs[2].url).send("orders", b"anywhere")
+    saved, wanted = tmp_path / "positions", 0
+    async with await cluster.reader(
+        "audit", ["orders"], txmq.FileOffsets(saved), start="last"
+    ) as reader:
+        add_logs(logs[0], logs[1], logs[2], together=True)
+        await send_until(face, cluster, "orders", logs[2])
+        wanted = sum(stored(one, "orders") for one in logs) - 2
+        for _ in range(wanted):
+            message = await reader.receive(PATIENCE_S)
+            assert message is not None
+            assert message.body == b"anywhere"
+        await reader.commit()
+    await face.connect(logs[2].url).send("orders", b"after")
+    async with await cluster.reader("audit", ["orders"], txmq.FileOffsets(saved)) as reader:
+        message = await reader.receive(PATIENCE_S)
+        assert message is not None
+        assert message.body == b"after"
+
+
 async def test_keys_stay_and_those_of_new_topics_are_at_all_logs(
     face: Face, logs: list[BrokerThread]
 ) -> None:
