@@ -36,6 +36,7 @@ from txmq.errors import ConfigError
 from txmq_spark.source.arrow_letters import LETTERS
 from txmq_spark.source.arrow_messages import MESSAGES
 from txmq_spark.source.letter_reading import FilteringLetterReader, LetterReader
+from txmq_spark.source.logs import LOG
 from txmq_spark.source.message_reading import FilteringMessageReader, MessageReader
 from txmq_spark.source.message_stream import LetterStream, MessageStream
 from txmq_spark.source.options import (
@@ -48,8 +49,8 @@ from txmq_spark.source.options import (
 from txmq_spark.source.stream_writing import EpochWriter
 from txmq_spark.source.writing import JobWriter
 
-MESSAGE_TYPES: Final = from_arrow_schema(MESSAGES)
-LETTER_TYPES: Final = from_arrow_schema(LETTERS)
+MESSAGE_TYPES: Final = from_arrow_schema(MESSAGES.append(LOG))
+LETTER_TYPES: Final = from_arrow_schema(LETTERS.append(LOG))
 FILTER_WORKER: Final = "pyspark.sql.worker.data_source_pushdown_filters"
 
 

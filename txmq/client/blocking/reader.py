@@ -255,7 +255,7 @@ class BlockingReader(ABC):
         if delivered is not None:
             delivered.state.mark_processed()
 
-    def _join_found(self) -> None:
+    def _join_found(self) -> None:  # noqa: B027  # a reader of one broker finds none
         """Read at brokers that were found since, too."""
 
     def _fetch(self, timeout: float) -> None:
