@@ -4,22 +4,27 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 from uuid import uuid4
 
+import psycopg2
 import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
 import txmq
 from tests.client.listed import BY, add_logs, ask
-from tests.spark.consuming import let_die
+from tests.spark.consuming import drain, let_die
 from tests.spark.stream_driver import StreamDriver, texts
 from txmq.errors import ConfigError, LogChanged, UnknownGroup, UnknownTopic
 from txmq.testing.broker_thread import BrokerThread
 from txmq.testing.wait import PATIENCE_S, wait_until
 from txmq_spark import TxmqDataSource
+from txmq_spark.database.mapping import BusinessTable, Mapping
+from txmq_spark.plan.rules import LetterClass
+from txmq_spark.reconcile import ReconcileOptions, reconciled
+from txmq_spark.replay import ReplayOptions, expected, replay
 from txmq_spark.source.offset_ranges import DataLoss
 
 TOPIC = "orders"
@@ -242,3 +247,42 @@ def test_a_query_of_spark_goes_on_with_a_log_that_is_added(
     query.awaitTermination()
     expected = [(ids[0], b"0"), (ids[0], b"1"), (ids[1], b"10"), (ids[2], b"20")]
     assert landed() == sorted(expected)
+
+
+def test_a_plan_is_of_one_log_and_knows_messages_of_all(
+    spark: SparkSession, database: str, tmp_path: Path
+) -> None:
+    with ExitStack() as opened:
+        logs = [
+            opened.enter_context(BrokerThread(tmp_path / name, databases={"shop": database}))
+            for name in "ab"
+        ]
+        connection = opened.enter_context(closing(psycopg2.connect(database)))
+        with connection, connection.cursor() as cursor:
+            cursor.execute("CREATE TABLE orders (id text PRIMARY KEY, written_by uuid)")
+        clients = [
+            opened.enter_context(txmq.connect(one.url, timeout=PATIENCE_S, service="shop"))
+            for one in logs
+        ]
+        for client, key in zip(clients, "ab", strict=True):
+            with client.transaction(connection) as tx:
+                with connection.cursor() as cursor:
+                    cursor.execute("INSERT INTO orders VALUES (%s, %s)", (key, str(tx.token)))
+                tx.send(TOPIC, key.encode(), key=key)
+            tx.wait_published(PATIENCE_S)
+            let_die(client, "billing", TOPIC, [key.encode()])
+        add_logs(*logs, together=True)
+        table = BusinessTable(name="orders", key="id", token="written_by")
+        for client, broker, key in zip(clients, logs, "ab", strict=True):
+            asked = ReconcileOptions(broker.url, ("billing",), database)
+            asked = asked._replace(mapping=Mapping(tables=(table,)))
+            with reconciled(spark, asked) as found:
+                assert found.summary.missing == {}
+                [row] = found.letters.collect()
+                assert (row["key"], row["class"]) == (key, LetterClass.REPLAY_ALONE)
+                plan = found.write(str(tmp_path / f"plan-{key}"))
+            [now] = expected(plan, logs[0].url).collect()
+            assert now["outcome"] == "planned"
+            options = ReplayOptions(logs[0].url, settings={"rate": 0, "ramp_s": 0}, wait=False)
+            replay(plan, options)
+            assert drain(client, "billing", TOPIC) == [key.encode()]

@@ -56,7 +56,7 @@ class Logs(AbstractContextManager["Logs"]):
     """Connections to the logs of a read, for the driver."""
 
     def __init__(self, options: ReadOptions) -> None:
-        self._options = options
+        self.options = options
         self._brokers = Brokers([BrokerLink(options.url)], self._link_at, lambda _broker: None)
         self._unlisted: list[BrokerLink] = []
 
@@ -74,7 +74,7 @@ class Logs(AbstractContextManager["Logs"]):
             link.close()
 
     def _link_at(self, addresses: Addresses) -> BrokerLink:
-        return BrokerLink(url_at(self._options.url, addresses))
+        return BrokerLink(url_at(self.options.url, addresses))
 
     @property
     def are_several(self) -> bool:
@@ -87,25 +87,30 @@ class Logs(AbstractContextManager["Logs"]):
 
         Raises BrokerUnavailable, LogChanged, ConfigError where there is no such log.
         """
+        if self.options.log is not None:
+            return [self._chosen(self.options.log)]
         first, version = self._brokers.cores[0], -1
         own = {first.meet(): LogPlace(first, listed=False)}
         while self._brokers.version != version:  # others may know a later list
             version, listed = self._brokers.version, self._brokers.listed
             found = own | {link.meet(): LogPlace(link, one.addresses) for one, link in listed}
-        chosen = self._options.log
-        if chosen is not None and chosen not in found:
-            raise ConfigError("log", f"there is no log {chosen}", hint="txmq cluster logs")
-        if chosen is not None:
-            return [found[chosen]._replace(listed=True)]
         if not self.are_several:
             return [LogPlace(first)]
         return [one for one in found.values() if one.listed or begins]
+
+    def _chosen(self, log_id: str) -> LogPlace:
+        """Return one log. The others need not be there."""
+        self._brokers.cores[0].meet()
+        for link in self._brokers.cores:
+            if str(link.known_log_id) == log_id:
+                return LogPlace(link)
+        raise ConfigError("log", f"there is no log {log_id}", hint="the list: txmq cluster logs")
 
     def removed(self, log_id: str, at: str) -> LogPlace | None:
         """Return a log that was listed, at its last addresses; None = it cannot be
         found.
         """
-        if self._options.log not in (None, log_id):
+        if self.options.log not in (None, log_id):
             return None
         known = {str(link.known_log_id): link for link in (*self._brokers.cores, *self._unlisted)}
         link = known.get(log_id) or self._link_to(log_id, at)
@@ -122,6 +127,18 @@ class Logs(AbstractContextManager["Logs"]):
         link.expect_log(UUID(log_id))
         self._unlisted.append(link)
         return link
+
+
+def url_of(url: str, log_id: str) -> str:
+    """Return the URL of a log, which is that of this URL or listed with it; the same
+    URL where it is neither.
+    """
+    with BrokerLink(url) as link:
+        if link.log_id != log_id:
+            for listed in link.log_list.logs:
+                if str(listed.log_id) == log_id:
+                    return url_at(url, link.addresses_of(listed))
+    return url
 
 
 def survey_all(

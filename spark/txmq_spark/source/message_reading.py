@@ -35,7 +35,7 @@ class MessageReader(DataSourceReader):
         with Logs(options) as logs:
             places = logs.places()
             require_one_log(places, {**options.start.given, **options.end.given})
-            surveys = survey_all(places, _look(options), options.topics, missing=False)
+            surveys = survey_all(places, message_look(options), options.topics, missing=False)
             least = -(-options.min_partitions // len(surveys))
             tasks = [
                 LogTask(place.link.url, survey.log.log_id, task)
@@ -80,7 +80,8 @@ class FilteringMessageReader(MessageReader):
         return rest
 
 
-def _look(options: ReadOptions) -> Look:
+def message_look(options: ReadOptions) -> Look:
+    """Return the function that surveys the topics of a read."""
     return lambda link, missing: link.survey(options, missing=missing)
 
 
