@@ -46,6 +46,13 @@ def log_id(broker: BrokerThread) -> str:
     return str(ask(broker, "broker.show")["log_id"])
 
 
+def let_die_at(broker: BrokerThread, body: bytes = b"") -> None:
+    """Send a message that becomes a dead letter."""
+    with txmq.connect(broker.url, timeout=PATIENCE_S) as client:
+        client.send(TOPIC, body)
+        let_die(client, "billing", TOPIC, [body])
+
+
 def read_all(options: dict[str, str]) -> list[tuple[str, bytes]]:
     """Return log and body of each row of a batch, without Spark."""
     source = TxmqDataSource(options)
@@ -171,6 +178,14 @@ def test_a_log_that_is_listed_where_another_one_answers_is_refused(
         ask(logs[0], "cluster.add_logs", logs=[{"log_id": uuid4().hex, "addresses": place}], **BY)
         with pytest.raises(LogChanged):
             driver.plan()
+        let_die_at(logs[2], b"21")
+        letters = {"url": logs[2].url, "letters": "billing"}
+        source = TxmqDataSource(letters)
+        reader = source.reader(source.schema())
+        [planned] = reader.partitions()
+        planned.value = planned.value._replace(log_id=log_id(logs[1]))
+        with pytest.raises(LogChanged):
+            list(reader.read(planned))
 
 
 def test_a_batch_reads_all_logs_or_one_of_them(logs: list[BrokerThread]) -> None:
@@ -196,23 +211,18 @@ def test_a_batch_reads_all_logs_or_one_of_them(logs: list[BrokerThread]) -> None
 def test_letters_of_all_logs_come_with_their_logs(logs: list[BrokerThread]) -> None:
     add_logs(logs[0], logs[1], together=True)
 
-    def die(broker: BrokerThread, body: bytes) -> None:
-        with txmq.connect(broker.url, timeout=PATIENCE_S) as client:
-            client.send(TOPIC, body)
-            let_die(client, "billing", TOPIC, [body])
-
     def letters() -> list[tuple[str, bytes]]:
         return read_all({"url": logs[0].url, "letters": "billing"})
 
     with pytest.raises(UnknownGroup):
         letters()
-    die(logs[0], b"0")
+    let_die_at(logs[0], b"0")
     with StreamDriver(url=logs[0].url, letters="billing") as driver:
         assert driver.step() == [b"0"]
-        die(logs[1], b"1")
+        let_die_at(logs[1], b"1")
         assert driver.step() == [b"1"]
         add_logs(logs[0], logs[2])
-        die(logs[2], b"2")
+        let_die_at(logs[2], b"2")
         assert driver.step() == [b"2"]
         assert driver.step() == []
     assert letters() == sorted((log_id(one), b"%d" % n) for n, one in enumerate(logs))

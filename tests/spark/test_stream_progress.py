@@ -6,6 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
+from uuid import UUID
 
 import pytest
 from hypothesis import given
@@ -70,6 +71,8 @@ def test_progress_is_the_same_text_whenever_it_is_written() -> None:
         {"orders": {"0": 23}},  # Kafka's
         progress(1).to_json() | {"version": 2},
         progress(1).to_json() | {"more": 1},
+        progress(1).to_json() | {"at": "b:7650"},  # of a log without an id
+        progress(1).to_json() | {"others": [{}]},
         progress(1).to_json() | {"topics": {"orders": {"id": 1, "offsets": {"1": 0}}}},
         progress(1).to_json() | {"topics": {"orders": {"id": 1, "offsets": {"0": -1}}}},
         progress(1).to_json() | {"topics": {"orders": {"id": 1, "offsets": {"0": 1 << 70}}}},
@@ -81,10 +84,11 @@ def test_progress_of_another_source_is_refused(tree: Any) -> None:
 
 
 def test_progress_in_several_logs_is_one_text_that_begins_with_the_first() -> None:
-    one, other = progress(4), progress(9, log=LogName("b", "c"))._replace(at="b:7650", left=True)
+    one, other = progress(4), progress(9, log=LogName(str(UUID(int=1)), "c"))._replace(at="b:7650")
     text = json.dumps(logs_json([one, other]))
     assert parse_progress(json.loads(text)) == (one, other)
     assert parse_progress(logs_json([one])) == (one,)
+    assert parse_progress(logs_json([one, other._replace(at="", left=True)]))[1].left
     assert one.to_json().items() <= json.loads(text).items()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from base64 import b64decode
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final
+from uuid import UUID
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
@@ -61,7 +62,7 @@ class LetterReader(DataSourceReader):
         task: LogTask | None = partition.value
         if task is None:
             return
-        options = self._options._replace(url=task.url)
+        options = task.of(self._options)
         yield from with_log(
             lambda names: read_letters(options, task.work, names, self._pushed),
             self._names,
@@ -83,7 +84,7 @@ def read_letters(
     names: Sequence[str],
     pushed: PushedLetters = NOTHING_PUSHED,
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the letters of a task."""
+    """Yield the letters of a task. Raises LogChanged where another log answers."""
 
     def has(letter: dict[str, Any]) -> bool:
         if "damaged" in letter and "key" in pushed.select:
@@ -96,6 +97,8 @@ def read_letters(
         )
 
     with BrokerLink(options.url) as link:
+        if options.log is not None:
+            link.expect_log(UUID(options.log))
         judged = "unfit" in names
         found = _listed(link, task, bodies="body" in names or judged)
         if judged:

@@ -34,6 +34,10 @@ class LogTask(NamedTuple):
     log_id: str
     work: Any  # a TaskRange or a LetterRange
 
+    def of(self, options: ReadOptions) -> ReadOptions:
+        """Return the options of a read as they are for this task."""
+        return options._replace(url=self.url, log=self.log_id)
+
 
 class LogPlace(NamedTuple):
     """A log, and where it is: HOST:PORT, or several with commas. `listed` False = it is

@@ -50,7 +50,7 @@ class MessageReader(DataSourceReader):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         task: LogTask | None = partition.value
         if task is not None:
-            read = partial(read_task, self._options._replace(url=task.url), task.work)
+            read = partial(read_task, task.of(self._options), task.work)
             yield from with_log(read, self._names, task.log_id)
 
     def _ranges(self, link: BrokerLink, survey: Survey) -> list[OffsetRange]:

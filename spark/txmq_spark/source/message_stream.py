@@ -121,7 +121,7 @@ class BrokerStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         task: LogTask = partition.value
-        read = partial(self._read, self._options._replace(url=task.url), task.work)
+        read = partial(self._read, task.of(self._options), task.work)
         return with_log(read, self._names, task.log_id)
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802  # Spark's name

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Annotated, Any, Final, NamedTuple
+from uuid import UUID
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -141,6 +142,8 @@ def _parsed(found: _ProgressJson) -> Progress:
         name: TopicProgress(topic.id, _in_order(topic.offsets))
         for name, topic in found.topics.items()
     }
+    if found.at:
+        UUID(found.log)  # by which a log is known at its address
     log = LogName(found.log, found.incarnation)
     return Progress(log, topics, found.skipped, found.at, found.left)
 
