@@ -12,9 +12,11 @@ messages.
 The messages of a batch are fixed when a frame's first action is planned: up to the
 published ends of that moment, or up to an offset or a time. Offsets are JSON,
 {"orders": {"0": 23}}. A partition that is left out is read from its first message to
-its published end. Of several logs that are listed together all are read; the option `log`
-chooses one of them, and a column of this name tells which. The option `columns`, or a schema given with `.schema(...)`, chooses
+its published end. The option `columns`, or a schema given with `.schema(...)`, chooses
 columns; the others are not decoded.
+
+Of several logs that are listed together all are read. The option `log` chooses one of
+them, and a column of this name tells which.
 """
 
 from __future__ import annotations
