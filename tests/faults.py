@@ -1603,6 +1603,7 @@ FAULTS: dict[int, tuple[str, ...]] = {
     359: ("test_a_follower_that_ends_does_not_wait_while_kafka_is_away",),
     360: (
         "test_clients_find_a_log_that_is_added_and_consume_it",
+        "test_a_reader_reads_a_log_that_is_added_and_goes_on_there",
         "test_the_order_of_a_key_holds_while_logs_are_added",
         "test_with_an_inbox_messages_of_an_added_log_take_effect_once",
     ),

@@ -130,4 +130,5 @@ def _landed(batches: list[Mapping[str, Any]]) -> Landed:
     """Sum up the progress of a query's last batches."""
     messages = sum(int(batch["numInputRows"]) for batch in batches)
     ends = [source["endOffset"] for batch in batches[-1:] for source in batch["sources"]]
-    return Landed(messages, sum(sum(parse_progress(end).skipped.values()) for end in ends))
+    skipped = (one.skipped for end in ends for one in parse_progress(end))
+    return Landed(messages, sum(sum(counts.values()) for counts in skipped))

@@ -4,6 +4,9 @@ The snapshot of the database comes first, then the published ends. So a row of t
 snapshot had its message sent before, unless the transaction is still undecided. The
 plan is a function of the two, byte for byte. Nothing is changed.
 
+A plan is about the letters of one log. Where others are listed with it, their messages
+count, too, where rows and messages are missing: what is not here may be there.
+
 What grows with the letters stays in executors: they read letters, log and tables, ask
 the broker, join and classify. The driver has counts.
 """
@@ -20,7 +23,7 @@ from pyspark.sql import DataFrame, SparkSession
 from txmq.errors import ConfigError
 from txmq_spark.database.mapping import Mapping
 from txmq_spark.database.snapshot import open_snapshot
-from txmq_spark.evidence.broker_frames import letter_frame, log_frame
+from txmq_spark.evidence.broker_frames import elsewhere_frame, letter_frame, log_frame
 from txmq_spark.evidence.database_tables import evidence_names, query_tables, read_tables
 from txmq_spark.evidence.inputs import Inputs, fix_inputs, mapping_of_read, require_same_topics
 from txmq_spark.evidence.letter_evidence import EvidenceTables, join_evidence
@@ -62,6 +65,7 @@ class _Evidence(NamedTuple):
     inputs: Inputs
     tables: EvidenceTables
     log: DataFrame | None  # None without a database
+    elsewhere: DataFrame | None  # messages of other logs, if there are any
     kept: KeptFrames
 
 
@@ -103,18 +107,23 @@ def reconciled(spark: SparkSession, options: ReconcileOptions) -> Iterator[Recon
         inputs = fix_inputs(link, snapshot, options.groups, options.topics)
         mapping = mapping_of_read(link, options.mapping, inputs.ends)
         options = options._replace(mapping=mapping)
-        kept, tables, log = stack.enter_context(KeptFrames()), EvidenceTables(), None
+        kept, tables = stack.enter_context(KeptFrames()), EvidenceTables()
+        log = elsewhere = None
         if snapshot is not None:
             tables = read_tables(spark, snapshot, inputs.groups, mapping, kept)
             log = kept.keep(log_frame(spark, inputs, mapping))
-        yield _reconcile(_Evidence(spark, options, inputs, tables, log, kept))
+            elsewhere = elsewhere_frame(spark, inputs, mapping)
+        yield _reconcile(_Evidence(spark, options, inputs, tables, log, elsewhere, kept))
 
 
 def _reconcile(read: _Evidence) -> Reconciliation:
     options, inputs, snapshot = read.options, read.inputs, read.inputs.snapshot
     letters = _judged(read)
     parts = part_digests(letters)
-    missing = missing_rows(read.spark, inputs, options.mapping, read.tables, read.log, read.kept)
+    told = read.log
+    if told is not None and read.elsewhere is not None:
+        told = read.kept.keep(told.unionByName(read.elsewhere))
+    missing = missing_rows(read.spark, inputs, options.mapping, read.tables, told, read.kept)
     read.kept.keep(missing)
     summary = summarized(letters, missing, snapshot.at if snapshot else None)
     groups = [group.name for group in inputs.groups]

@@ -17,6 +17,7 @@ from txmq_spark.evidence.letter_evidence import LETTER
 from txmq_spark.plan.broker_plans import follow, hand_over, outcomes, plan_names, require_log, start
 from txmq_spark.plan.directory import OUTCOMES, StoredPlan
 from txmq_spark.source.broker_link import BrokerLink
+from txmq_spark.source.logs import url_of
 
 
 class ReplayOptions(NamedTuple):
@@ -49,20 +50,21 @@ def replay(
     options: ReplayOptions,
     tell: Callable[[dict[str, Any]], None] | None = None,
 ) -> ReplayResult:
-    """Replay the letters of the plan. Raises ConfigError where it is of another
-    broker's log, RequestRejected.
+    """Replay the letters of the plan at its log, which may be listed with that of the
+    URL. Raises ConfigError where it is neither, RequestRejected.
     """
-    handed = hand_over(options.url, plan, options.name, options.settings, options.operator)
+    url = url_of(options.url, plan.manifest.facts.log_id)
+    handed = hand_over(url, plan, options.name, options.settings, options.operator)
     by = {"operator": options.operator, "reason": f"replay {plan.manifest.digest}"}
     names = {one.group: one.name for one in handed}
-    with BrokerLink(options.url) as link:
+    with BrokerLink(url) as link:
         for name in names.values():
             start(link, name, by)
         if options.wait:
             shown = follow(link, list(names.values()), tell)
         else:
             shown = [link.call("plan.show", name=name) for name in names.values()]
-    counts = write_outcomes(plan, options.url, names)
+    counts = write_outcomes(plan, url, names)
     gone = plan.letters.where("replay").count() - sum(counts.values())
     return ReplayResult(tuple(shown), counts, gone)
 
@@ -80,11 +82,12 @@ def expected(plan: StoredPlan, url: str) -> DataFrame:
     """Return what a replay would do with each letter as of now: `planned`, `refused`
     with a reason, or `gone`. Changes nothing.
     """
-    spark = plan.letters.sparkSession
+    spark, log_id = plan.letters.sparkSession, plan.manifest.facts.log_id
+    url = url_of(url, log_id)
     with BrokerLink(url) as link:
         require_log(link, plan)
     groups = ",".join(plan_names(plan, None)) or plan.manifest.facts.groups[0]
-    reader = spark.read.format("txmq").option("url", url).option("letters", groups)
+    reader = spark.read.format("txmq").options(url=url, letters=groups, log=log_id)
     columns = "`group` string, topic string, partition int, offset bigint, number bigint"
     now = reader.schema(f"{columns}, reserved_by string").load()
     present = now.withColumnRenamed("number", "present")

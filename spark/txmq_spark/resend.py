@@ -34,6 +34,7 @@ from txmq_spark.plan.held_letters import OPERATOR, HeldSource, held_letters
 from txmq_spark.plan.letter_shares import in_key_order, share_out
 from txmq_spark.source.broker_link import BrokerLink
 from txmq_spark.source.job_bundles import find_job, publish, store_bundle, task_client
+from txmq_spark.source.logs import url_of
 from txmq_spark.source.writing import job_name
 
 if TYPE_CHECKING:
@@ -63,6 +64,7 @@ def resend(plan: StoredPlan, url: str, topic: str, *, wait: bool = True) -> Rese
     Letters that later messages of their key wait behind are left: they have to be
     replayed in place. Raises ConfigError, RequestRejected, TransactionAborted.
     """
+    url = url_of(url, plan.manifest.facts.log_id)
     handed = hand_over(url, plan, holding_name(plan, topic), SETTINGS, OPERATOR)
     with BrokerLink(url) as link:
         shown = {one.group: link.call("plan.show", name=one.name) for one in handed}

@@ -29,6 +29,8 @@ from txmq_spark.session.hadoop_files import Directory
 from txmq_spark.session.query_errors import job_errors
 from txmq_spark.session.query_run import clear_unplanned, run_query
 from txmq_spark.source.broker_link import BrokerLink
+from txmq_spark.source.logs import Logs
+from txmq_spark.source.options import ReadOptions
 from txmq_spark.source.writing import QUERY_PROPERTY, QueryBatch, batch_job_name
 
 if TYPE_CHECKING:
@@ -232,7 +234,7 @@ class AgeWatch:
 
     def __init__(self, options: WatchOptions, sinks: AlertSinks) -> None:
         self._options, self._sinks = options, sinks
-        self._told: dict[str, str] = {}
+        self._told: dict[tuple[str, str], str] = {}  # by group and log
 
     def tell(self, query: StreamingQuery) -> None:
         """Send the alerts of now, each once for a checkpoint, and what was left.
@@ -245,17 +247,33 @@ class AgeWatch:
             log.warning("spark.alerts_untold", error=str(error))
         for group in self._options.groups:
             try:
-                for alert in self._old(group):
+                for log_id, alert in self._old(group):
                     name = alert.fields["id"]
-                    if self._told.get(group) != name:
+                    if self._told.get((group, log_id)) != name:
                         self._sinks.send(f"alert {query.id} {name}", [alert])
-                    self._told[group] = name
+                    self._told[group, log_id] = name
             except (BrokerUnavailable, DatabaseUnavailable, UnknownGroup) as error:
                 log.warning("spark.ages_untold", group=group, error=str(error))
 
-    def _old(self, group: str) -> list[Alert]:
+    def _old(self, group: str) -> list[tuple[str, Alert]]:
+        """Return the alert about the group in each log that has one, by the log's id.
+
+        Raises UnknownGroup where no log has the group.
+        """
         rules = self._options.rules
         select = {"died_before": max(0, int(time.time() * SECOND) - rules.age)}
-        with BrokerLink(self._options.url) as link:
-            listed = link.call("dlq.list", group=group, select=select, limit=1)
-        return old_letters(group, listed["letters"], rules)
+        found: list[tuple[str, Alert]] = []
+        unknown: list[UnknownGroup] = []
+        with Logs(ReadOptions(self._options.url, letters=(group,))) as logs:
+            places = logs.places()
+            for place in places:
+                try:
+                    listed = place.link.call("dlq.list", group=group, select=select, limit=1)
+                except UnknownGroup as error:
+                    unknown.append(error)
+                    continue
+                alerts = old_letters(group, listed["letters"], rules)
+                found += [(place.link.log_id, one) for one in alerts]
+        if len(unknown) == len(places):
+            raise unknown[0]
+        return found

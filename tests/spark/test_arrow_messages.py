@@ -24,6 +24,7 @@ from txmq_spark.source import arrow_messages
 from txmq_spark.source.arrow_letters import LETTERS
 from txmq_spark.source.arrow_messages import MESSAGES, OffsetRange, record_batches, wrap
 from txmq_spark.source.data_source import LETTER_TYPES, MESSAGE_TYPES
+from txmq_spark.source.logs import LOG
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=5)
 MESSAGE = st.builds(
@@ -135,5 +136,5 @@ def test_damaged_bodies_are_an_error_not_rows() -> None:
 
 def test_spark_takes_the_columns_as_they_are() -> None:
     """Spark's reader refuses Arrow types that differ in any detail."""
-    assert to_arrow_schema(MESSAGE_TYPES, timezone="UTC") == MESSAGES
-    assert to_arrow_schema(LETTER_TYPES, timezone="UTC") == LETTERS
+    assert to_arrow_schema(MESSAGE_TYPES, timezone="UTC") == MESSAGES.append(LOG)
+    assert to_arrow_schema(LETTER_TYPES, timezone="UTC") == LETTERS.append(LOG)

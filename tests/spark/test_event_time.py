@@ -49,7 +49,7 @@ def test_a_window_is_sent_once_when_its_watermark_has_passed(
             exec(program, names)
         progress = names["query"].lastProgress
         end = None if progress is None else progress.sources[0].endOffset
-        return sum(parse_progress(json.loads(end)).topics[topic].offsets) if end else 0
+        return sum(parse_progress(json.loads(end))[0].topics[topic].offsets) if end else 0
 
     def windows(*orders: tuple[str, int, str]) -> list[tuple[str, int, int]]:
         """Place orders at these times, and return the windows that have been sent."""

@@ -259,4 +259,7 @@ def test_messages_by_time_are_read_from_the_offsets_of_that_time(
     at = EPOCH + timedelta(microseconds=stored[2])
     reader.pushFilters([GreaterThanOrEqual(("stored_at",), at)])
     [task] = reader.partitions()
-    assert (task.value.offsets.start, task.value.offsets.end) == (stored.index(stored[2]), 4)
+    assert (task.value.work.offsets.start, task.value.work.offsets.end) == (
+        stored.index(stored[2]),
+        4,
+    )

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
+from uuid import UUID
 
 import pytest
 from hypothesis import given
@@ -13,6 +15,8 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from txmq.errors import ConfigError
 from txmq_spark.source.arrow_messages import OffsetRange
+from txmq_spark.source.broker_link import BrokerLink
+from txmq_spark.source.logs import LogPlace, Surveyed
 from txmq_spark.source.message_stream import MessageStream
 from txmq_spark.source.offset_ranges import DataLoss, LogName, Survey, TopicBounds, report_losses
 from txmq_spark.source.options import parse_read_options
@@ -20,8 +24,11 @@ from txmq_spark.source.stream_progress import (
     Progress,
     TopicProgress,
     follow,
+    limit_logs,
     limit_progress,
+    logs_json,
     newest_progress,
+    paired,
     parse_progress,
     restored_ends,
 )
@@ -51,8 +58,8 @@ def test_progress_is_the_same_text_whenever_it_is_written() -> None:
         LOG, {"b": TopicProgress(1, (4, 0)), "a": TopicProgress(2, (9,))}, {"b/1": 3, "a/0": 1}
     )
     text = json.dumps(one.to_json())
-    assert parse_progress(json.loads(text)) == one
-    assert json.dumps(parse_progress(json.loads(text)).to_json()) == text
+    assert parse_progress(json.loads(text)) == (one,)
+    assert json.dumps(logs_json(parse_progress(json.loads(text)))) == text
     assert list(json.loads(text)["topics"]) == ["a", "b"]
 
 
@@ -64,6 +71,8 @@ def test_progress_is_the_same_text_whenever_it_is_written() -> None:
         {"orders": {"0": 23}},  # Kafka's
         progress(1).to_json() | {"version": 2},
         progress(1).to_json() | {"more": 1},
+        progress(1).to_json() | {"at": "b:7650"},  # of a log without an id
+        progress(1).to_json() | {"others": [{}]},
         progress(1).to_json() | {"topics": {"orders": {"id": 1, "offsets": {"1": 0}}}},
         progress(1).to_json() | {"topics": {"orders": {"id": 1, "offsets": {"0": -1}}}},
         progress(1).to_json() | {"topics": {"orders": {"id": 1, "offsets": {"0": 1 << 70}}}},
@@ -72,6 +81,37 @@ def test_progress_is_the_same_text_whenever_it_is_written() -> None:
 def test_progress_of_another_source_is_refused(tree: Any) -> None:
     with pytest.raises(ConfigError, match="not those of a txmq stream"):
         parse_progress(tree)
+
+
+def test_progress_in_several_logs_is_one_text_that_begins_with_the_first() -> None:
+    one, other = progress(4), progress(9, log=LogName(str(UUID(int=1)), "c"))._replace(at="b:7650")
+    text = json.dumps(logs_json([one, other]))
+    assert parse_progress(json.loads(text)) == (one, other)
+    assert parse_progress(logs_json([one])) == (one,)
+    assert parse_progress(logs_json([one, other._replace(at="", left=True)]))[1].left
+    assert one.to_json().items() <= json.loads(text).items()
+
+
+def test_progress_goes_to_its_log_and_that_of_a_log_that_is_gone_is_lost() -> None:
+    a, b, c = (LogName(name, "") for name in "abc")
+    old, gone, left = progress(1, log=a), progress(2, log=b), progress(3, log=c, topic_id=8)
+    left = left._replace(left=True)
+    pairs = paired([old, gone, left], [a])
+    assert pairs == ([old], [gone], [left])
+    assert "log b" in str(pairs.lost(every)[0])
+    assert not pairs.lost("other".__eq__)
+    assert paired([old, gone], [a, c]).present == [old, gone], "c took the place of b"
+    assert paired([old], [c, a]) == ([Progress(c, {}, {}), old], [], [])
+    assert paired([old, left], [a, c]).present == [old, left], "it is listed again"
+
+
+def test_a_limit_is_shared_by_the_logs() -> None:
+    start = [progress(0), progress(0, log=LogName("b", "")), progress(5)]
+    end = [progress(90), progress(10, log=LogName("b", "")), progress(5)]
+    assert limit_logs(start, end, 100) == end
+    read = [one.topics["orders"].offsets for one in limit_logs(start, end, 10)]
+    assert read == [(9,), (1,), (5,)]
+    assert [one.topics["orders"].offsets for one in limit_logs(start, end, 1)] == [(1,), (1,), (5,)]
 
 
 def test_new_partitions_and_topics_are_read_from_their_beginning() -> None:
@@ -92,7 +132,8 @@ def test_a_topic_that_is_not_selected_for_a_while_is_read_on_where_it_was() -> N
     assert not losses
     assert limit_progress(now, end, 2).ranges_from(now) == [OffsetRange("new", 0, 0, 2)]
     both = Survey(LOG, {**others.topics, "orders": bounds([7])})
-    again, losses = follow(parse_progress(end.to_json()), both, every, {})
+    [kept] = parse_progress(end.to_json())
+    again, losses = follow(kept, both, every, {})
     assert not losses
     assert newest_progress(again, both, None).ranges_from(end) == [OffsetRange("orders", 0, 4, 7)]
 
@@ -104,8 +145,9 @@ def test_offsets_of_another_log_are_not_kept_for_topics_that_are_not_selected() 
 
 def test_a_planned_batch_of_a_topic_that_is_not_selected_any_more_is_not_skipped() -> None:
     class Refunds(MessageStream):
-        def _survey(self, *, missing: bool = True) -> Survey:
-            return Survey(LOG, {"refunds": TopicBounds(9, [0], [5])})
+        def _surveys(self, progress: Sequence[Progress]) -> list[Surveyed]:
+            survey = Survey(LOG, {"refunds": TopicBounds(9, [0], [5])})
+            return [Surveyed(LogPlace(BrokerLink(self._options.url)), survey)]
 
     asked = {"url": "txmq://nowhere:1", "topic": "refunds"}
     stream = Refunds(parse_read_options(asked), ("body",))

@@ -5,12 +5,14 @@ ends.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping as Tables
 from collections.abc import Sequence
 from typing import Final
 
 import pyarrow as pa
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as f
+from pyspark.sql.datasource import InputPartition
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from txmq_spark.database.mapping import Mapping, mistake_column, version_column
@@ -25,15 +27,41 @@ from txmq_spark.source.options import ReadOptions, parse_read_options
 
 ERROR_CHARACTERS: Final = 200  # of the last line of a letter's error
 LOG_COLUMNS: Final = ("topic", "partition", "offset", "message_id", "key")
+Ends = Tables[str, Sequence[int]]  # of topics
 
 
 def log_frame(spark: SparkSession, inputs: Inputs, mapping: Mapping) -> DataFrame:
     """Return the messages of the log up to the ends, without bodies."""
-    ends = {topic: dict(enumerate(ends)) for topic, ends in inputs.ends.items()}
-    asked = {"topic": ",".join(ends), "endingOffsets": json.dumps(ends)}
-    reader = MessageReader(_read_options(spark, inputs, asked), LOG_COLUMNS)
-    read = _frame_of(spark, reader, MESSAGES, LOG_COLUMNS)
+    reader = _log_reader(spark, inputs, inputs.groups[0].log_id, inputs.ends)
+    read = _frame_of(spark, reader, reader.partitions(), MESSAGES, LOG_COLUMNS)
     return read.withColumn("about", mapping.about())
+
+
+def elsewhere_frame(spark: SparkSession, inputs: Inputs, mapping: Mapping) -> DataFrame | None:
+    """Return the messages of these topics in other logs, as `log_frame` does; None =
+    there are no others.
+    """
+    readers = [
+        _log_reader(
+            spark,
+            inputs,
+            survey.log.log_id,
+            {name: bounds.ends for name, bounds in survey.topics.items()},
+        )
+        for _place, survey in inputs.others
+        if survey.topics
+    ]
+    if not readers:
+        return None
+    tasks = [task for reader in readers for task in reader.partitions()]
+    read = _frame_of(spark, readers[0], tasks, MESSAGES, LOG_COLUMNS)
+    return read.withColumn("about", mapping.about())
+
+
+def _log_reader(spark: SparkSession, inputs: Inputs, log_id: str, all_ends: Ends) -> MessageReader:
+    ends = {topic: dict(enumerate(ends)) for topic, ends in all_ends.items()}
+    asked = {"topic": ",".join(ends), "endingOffsets": json.dumps(ends), "log": log_id}
+    return MessageReader(_read_options(spark, inputs, asked), LOG_COLUMNS)
 
 
 def letter_frame(spark: SparkSession, inputs: Inputs, mapping: Mapping) -> DataFrame:
@@ -44,8 +72,9 @@ def letter_frame(spark: SparkSession, inputs: Inputs, mapping: Mapping) -> DataF
     if not inputs.has_schemas:  # bodies are not read without a need
         names.remove("unfit")
     groups = ",".join(group.name for group in inputs.groups)
-    reader = LetterReader(_read_options(spark, inputs, {"letters": groups}), names)
-    letters = _frame_of(spark, reader, LETTERS, names)
+    asked = {"letters": groups, "log": inputs.groups[0].log_id}
+    reader = LetterReader(_read_options(spark, inputs, asked), names)
+    letters = _frame_of(spark, reader, reader.partitions(), LETTERS, names)
     known = letters.where(f.col("offset") < _ends(inputs))
     column = version_column(version)
     none = f.lit(None).cast("bigint")
@@ -71,6 +100,7 @@ def _read_options(spark: SparkSession, inputs: Inputs, asked: dict[str, str]) ->
 def _frame_of(
     spark: SparkSession,
     reader: LetterReader | MessageReader,
+    tasks: Sequence[InputPartition],
     schema: pa.Schema,
     names: Sequence[str],
 ) -> DataFrame:
@@ -78,7 +108,7 @@ def _frame_of(
     starts one of its own for each step of that.
     """
     types = from_arrow_schema(pa.schema([schema.field(name) for name in names]))
-    return task_frame(spark, reader.partitions(), reader.read, types)
+    return task_frame(spark, tasks, reader.read, types)
 
 
 def _ends(inputs: Inputs) -> Column:

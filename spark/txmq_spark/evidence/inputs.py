@@ -11,6 +11,9 @@ from txmq_spark.database.mapping import Mapping
 from txmq_spark.database.snapshot import DatabaseSnapshot
 from txmq_spark.evidence.database_tables import GroupIdentity, GroupPartition
 from txmq_spark.source.broker_link import BrokerLink
+from txmq_spark.source.logs import Logs, Surveyed, survey_all
+from txmq_spark.source.message_reading import message_look
+from txmq_spark.source.options import ReadOptions
 
 
 class Inputs(NamedTuple):
@@ -23,6 +26,19 @@ class Inputs(NamedTuple):
     ends: dict[str, tuple[int, ...]]
     has_schemas: bool  # some topic has a JSON Schema
     topic_ids: dict[str, int]
+    others: tuple[Surveyed, ...] = ()  # the other logs that are listed, and their ends
+
+    @property
+    def urls(self) -> list[str]:
+        """The URLs of all logs."""
+        return [self.link.url, *(place.link.url for place, _survey in self.others)]
+
+    @property
+    def may_lack_messages(self) -> bool:
+        """True if retention has removed messages of the topics."""
+        bounds = [one for _place, survey in self.others for one in survey.topics.values()]
+        firsts = [*self.firsts.values(), *(one.firsts for one in bounds)]
+        return any(first > 0 for of_topic in firsts for first in of_topic)
 
 
 def fix_inputs(
@@ -58,7 +74,17 @@ def fix_inputs(
     )
     schemas = any(shown.get("schema") for shown in found.values())
     ids = {topic: int(shown["topic_id"]) for topic, shown in found.items()}
-    return Inputs(link, snapshot, tuple(groups), firsts, ends, schemas, ids)
+    others = tuple(_others(link, tuple(found))) if snapshot is not None else ()
+    return Inputs(link, snapshot, tuple(groups), firsts, ends, schemas, ids, others)
+
+
+def _others(link: BrokerLink, topics: tuple[str, ...]) -> list[Surveyed]:
+    """Return what the logs have that are listed with that of the link."""
+    if not link.log_list.logs:
+        return []
+    with Logs(ReadOptions(link.url, topics)) as logs:
+        found = survey_all(logs.places(), message_look(logs.options), (), missing=True)
+    return [one for one in found if one.survey.log.log_id != link.log_id]
 
 
 def _there(link: BrokerLink, topics: Iterable[str]) -> dict[str, dict[str, Any]]:

@@ -18,7 +18,6 @@ from txmq_spark.evidence.inputs import Inputs
 from txmq_spark.evidence.letter_evidence import EvidenceTables, token_column
 from txmq_spark.evidence.token_states import broker_states
 from txmq_spark.session.kept_frames import KeptFrames
-from txmq_spark.source.broker_link import BrokerLink
 
 # the broker keeps outcomes of transactions for so long
 OUTCOME_KEPT_US: Final = 7 * DAY
@@ -40,8 +39,8 @@ def missing_rows(
     log: DataFrame | None,
     kept: KeptFrames,
 ) -> DataFrame:
-    """Return what is missing, as `MissingMessage` explains. Without a log it is
-    nothing.
+    """Return what is missing, as `MissingMessage` explains; `log` has the messages of
+    all logs. Without a log it is nothing.
     """
     nothing = [f"CAST(NULL AS {kind}) {name}" for name, kind in map(str.split, MISSING.split(", "))]
     found = spark.range(0).selectExpr(*nothing)
@@ -49,11 +48,12 @@ def missing_rows(
         return found
     if tables.tokens is not None and inputs.snapshot is not None:
         silent = kept.keep(tokens_without_messages(tables.tokens, log))
-        found = found.union(_lost_transactions(silent, inputs.link, inputs.snapshot))
+        found = found.union(_lost_transactions(silent, inputs.urls, inputs.snapshot))
     if tables.business is not None:
-        removed = any(first > 0 for firsts in inputs.firsts.values() for first in firsts)
         apart = keys_apart(tables.business, log, mapping.partly_read(inputs.ends))
-        found = found.union(_lost_keys(apart, mapping, "removed?" if removed else "missing"))
+        found = found.union(
+            _lost_keys(apart, mapping, "removed?" if inputs.may_lack_messages else "missing")
+        )
     return found
 
 
@@ -92,12 +92,12 @@ def keys_apart(business: DataFrame, log: DataFrame, partly: Sequence[int] = ()) 
 
 
 def _lost_transactions(
-    silent: DataFrame, link: BrokerLink, snapshot: DatabaseSnapshot
+    silent: DataFrame, urls: Sequence[str], snapshot: DatabaseSnapshot
 ) -> DataFrame:
     """Return committed transactions without messages, but for those whose messages are
     in other topics, or that had none.
     """
-    asked = broker_states(silent, link.url, snapshot.identity)
+    asked = broker_states(silent, urls, snapshot.identity)
     millis = f.conv(f.substring("token", 1, 12), 16, 10).cast("bigint")
     kept = millis * MILLISECOND > snapshot.at - OUTCOME_KEPT_US
     state = reduce(

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Final
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from typing import Any, Final
 
 import pyarrow as pa
 from pyspark.sql import DataFrame
@@ -17,27 +18,30 @@ from txmq_spark.source.broker_link import BrokerLink
 TOKENS_PER_CALL: Final = 5_000
 
 
-def broker_states(tokens: DataFrame, url: str, database: ServerIdentity) -> DataFrame:
-    """Return what the broker knows about transactions; the others are left out. Tasks
-    ask in bulk.
+def broker_states(tokens: DataFrame, urls: Sequence[str], database: ServerIdentity) -> DataFrame:
+    """Return what the brokers know about transactions; the others are left out. Tasks
+    ask in bulk. Of several brokers the first one counts that knows a transaction.
 
     The columns are `token`, its `known` state, and `ours`: this database decides it.
     """
     ours = (database.system_id, database.database_oid)
 
     def ask(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        with BrokerLink(url) as link:
+        with ExitStack() as opened:
+            links = [opened.enter_context(BrokerLink(url)) for url in urls]
             for batch in batches:
                 every = batch.column("token").to_pylist()
                 for start in range(0, len(every), TOKENS_PER_CALL):
-                    yield _asked(link, every[start : start + TOKENS_PER_CALL], ours)
+                    yield _asked(links, every[start : start + TOKENS_PER_CALL], ours)
 
     schema = "token string, known string, ours boolean"
     return tokens.select("token").distinct().mapInArrow(ask, schema)
 
 
-def _asked(link: BrokerLink, tokens: list[str], ours: tuple[int, int]) -> pa.RecordBatch:
-    found = link.call("tx.states", tokens=tokens)["transactions"]
+def _asked(links: Sequence[BrokerLink], tokens: list[str], ours: tuple[int, int]) -> pa.RecordBatch:
+    found: dict[str, Any] = {}
+    for link in links:
+        found = link.call("tx.states", tokens=tokens)["transactions"] | found
     known = [state for state, _decider in found.values()]
     own = [
         kind == "postgres" and (fields[0], fields[2]) == ours
@@ -64,7 +68,7 @@ def with_state_words(evidence: DataFrame, url: str, snapshot: DatabaseSnapshot |
     if snapshot is None or oldest is None:
         return evidence.withColumn("token_state", state)
     unknown = (f.col("token") >= oldest) & f.col("token_state").isNull()
-    asked = broker_states(evidence.where(unknown), url, snapshot.identity)
+    asked = broker_states(evidence.where(unknown), [url], snapshot.identity)
     absent = asked.where("ours").select("token", f.lit(True).alias("absent"))
     joined = evidence.join(absent, "token", "left")
     return joined.withColumn("token_state", state.when(f.col("absent"), "absent")).drop("absent")

@@ -81,7 +81,8 @@ def hand_over(
 ) -> list[BrokerPlan]:
     """Make the broker's plans, and freeze them. What an earlier run has added stays.
 
-    Raises ConfigError where the broker has another log, RequestRejected.
+    `url` is that of the plan's log. Raises ConfigError where the broker has another
+    one, RequestRejected.
     """
     names = plan_names(plan, name)
     by = {"operator": operator, "reason": f"reconcile {plan.manifest.digest}"}

@@ -16,7 +16,7 @@ from typing import Any, Final, TypeVar
 
 from txmq.client.blocking.connections.connection import Connection, open_connection
 from txmq.client.protocol.address import parse_url
-from txmq.client.protocol.conversation import Conversation, LogIdentity
+from txmq.client.protocol.conversation import Conversation, LogIdentity, MeetsLog
 from txmq.client.protocol.reader import offset_at_time
 from txmq.errors import (
     BadRequest,
@@ -36,6 +36,7 @@ from txmq.wire.chunks import Chunk, unpack_chunks
 from txmq.wire.data_requests import Opcode, Read, ReadLetters, pack_read, pack_read_letters
 from txmq.wire.json import parse_result
 from txmq_spark.source.arrow_messages import OffsetRange
+from txmq_spark.source.broker_urls import url_at
 from txmq_spark.source.offset_ranges import (
     LogName,
     Survey,
@@ -56,13 +57,14 @@ PAGE_LETTERS_WITH_BODIES: Final = 128  # with bodies; fewer where they do not fi
 T = TypeVar("T")
 
 
-class BrokerLink(AbstractContextManager["BrokerLink"]):
+class BrokerLink(AbstractContextManager["BrokerLink"], MeetsLog):
     """A connection of one task to a broker, opened at the first request."""
 
     def __init__(self, url: str) -> None:
-        self.url = url  # tasks open links of their own by it
+        self._url = url
         self._addresses = parse_url(url)
-        self._log_identity = LogIdentity()
+        self._log = LogIdentity()
+        self.patient = True  # waits for a broker that does not answer
         self._connection: Connection | None = None
 
     def __exit__(
@@ -79,6 +81,14 @@ class BrokerLink(AbstractContextManager["BrokerLink"]):
             self._connection.close()
 
     @property
+    def url(self) -> str:
+        """The URL for links of tasks, also to a log that has moved."""
+        listed_at = self._log.listed_at
+        if not listed_at:
+            return self._url
+        return url_at(self._url, dict.fromkeys((*listed_at, *self._addresses)))
+
+    @property
     def log_id(self) -> str:
         """The id of the log that the broker writes.
 
@@ -91,6 +101,14 @@ class BrokerLink(AbstractContextManager["BrokerLink"]):
         """The log that the broker writes, with its incarnation."""
         welcome = self._connected().welcome
         return LogName(str(welcome.log_id), str(welcome.incarnation or ""))
+
+    def meet(self) -> str:
+        """Return the id of the log; what the broker has told of others is known then.
+
+        Raises BrokerUnavailable, LogChanged.
+        """
+        self._request(Opcode.PING, b"")
+        return self.log_id
 
     def call(self, name: str, /, **args: object) -> dict[str, Any]:
         """Return the reply to a control call that changes nothing.
@@ -333,9 +351,10 @@ class BrokerLink(AbstractContextManager["BrokerLink"]):
             deadline = time.monotonic() + REQUEST_TIMEOUT_S
             self._connection = open_connection(
                 self._addresses,
-                self._log_identity,
-                partial(Conversation, None, self._log_identity),
+                self._log,
+                partial(Conversation, None, self._log),
                 deadline,
+                retry=self.patient,
             )
         return self._connection
 

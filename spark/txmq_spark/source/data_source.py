@@ -14,6 +14,9 @@ published ends of that moment, or up to an offset or a time. Offsets are JSON,
 {"orders": {"0": 23}}. A partition that is left out is read from its first message to
 its published end. The option `columns`, or a schema given with `.schema(...)`, chooses
 columns; the others are not decoded.
+
+Of several logs that are listed together all are read. The option `log` chooses one of
+them, and a column of this name tells which.
 """
 
 from __future__ import annotations
@@ -36,6 +39,7 @@ from txmq.errors import ConfigError
 from txmq_spark.source.arrow_letters import LETTERS
 from txmq_spark.source.arrow_messages import MESSAGES
 from txmq_spark.source.letter_reading import FilteringLetterReader, LetterReader
+from txmq_spark.source.logs import LOG
 from txmq_spark.source.message_reading import FilteringMessageReader, MessageReader
 from txmq_spark.source.message_stream import LetterStream, MessageStream
 from txmq_spark.source.options import (
@@ -48,8 +52,8 @@ from txmq_spark.source.options import (
 from txmq_spark.source.stream_writing import EpochWriter
 from txmq_spark.source.writing import JobWriter
 
-MESSAGE_TYPES: Final = from_arrow_schema(MESSAGES)
-LETTER_TYPES: Final = from_arrow_schema(LETTERS)
+MESSAGE_TYPES: Final = from_arrow_schema(MESSAGES.append(LOG))
+LETTER_TYPES: Final = from_arrow_schema(LETTERS.append(LOG))
 FILTER_WORKER: Final = "pyspark.sql.worker.data_source_pushdown_filters"
 
 

@@ -5,15 +5,17 @@ from __future__ import annotations
 from base64 import b64decode
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final
+from uuid import UUID
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 
-from txmq.errors import UnknownTopic
+from txmq.errors import UnknownGroup, UnknownTopic
 from txmq.model.schemas.bodies import CONTENT_TYPE, mistake_in
 from txmq_spark.source.arrow_letters import letter_batches, letter_state
 from txmq_spark.source.broker_link import BrokerLink
 from txmq_spark.source.letter_ranges import LetterRange, letter_tasks
+from txmq_spark.source.logs import LogPlace, Logs, LogTask, with_log
 from txmq_spark.source.options import ReadOptions
 from txmq_spark.source.pushed_filters import PushedLetters, push_letter_filters
 
@@ -28,23 +30,44 @@ class LetterReader(DataSourceReader):
         self._pushed = PushedLetters(options.select)
 
     def partitions(self) -> Sequence[InputPartition]:
-        options = self._options
-        with BrokerLink(options.url) as link:
+        with Logs(self._options) as logs:
+            places = logs.places()
+            least = -(-self._options.min_partitions // len(places))
             tasks = [
-                task
-                for group in options.letters
-                for task in letter_tasks(
-                    link, group, options.states, self._pushed, options.min_partitions
-                )
+                LogTask(link.url, link.log_id, task)
+                for group in self._options.letters
+                for link, task in self._tasks(places, group, least)
             ]
         # Spark would take an empty list for a source without partitions.
         return [InputPartition(task) for task in tasks] or [InputPartition(None)]
 
+    def _tasks(
+        self, places: Sequence[LogPlace], group: str, least: int
+    ) -> list[tuple[BrokerLink, LetterRange]]:
+        """Return the tasks for a group. Raises UnknownGroup where no log has it."""
+        found: list[tuple[BrokerLink, LetterRange]] = []
+        unknown: list[UnknownGroup] = []
+        for place in places:
+            try:
+                tasks = letter_tasks(place.link, group, self._options.states, self._pushed, least)
+            except UnknownGroup as error:
+                unknown.append(error)
+            else:
+                found += [(place.link, task) for task in tasks]
+        if len(unknown) == len(places):
+            raise unknown[0]
+        return found
+
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        task: LetterRange | None = partition.value
+        task: LogTask | None = partition.value
         if task is None:
             return
-        yield from read_letters(self._options, task, self._names, self._pushed)
+        options = task.of(self._options)
+        yield from with_log(
+            lambda names: read_letters(options, task.work, names, self._pushed),
+            self._names,
+            task.log_id,
+        )
 
 
 class FilteringLetterReader(LetterReader):
@@ -61,7 +84,7 @@ def read_letters(
     names: Sequence[str],
     pushed: PushedLetters = NOTHING_PUSHED,
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the letters of a task."""
+    """Yield the letters of a task. Raises LogChanged where another log answers."""
 
     def has(letter: dict[str, Any]) -> bool:
         if "damaged" in letter and "key" in pushed.select:
@@ -74,6 +97,8 @@ def read_letters(
         )
 
     with BrokerLink(options.url) as link:
+        if options.log is not None:
+            link.expect_log(UUID(options.log))
         judged = "unfit" in names
         found = _listed(link, task, bodies="body" in names or judged)
         if judged:

@@ -12,6 +12,7 @@ import time
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
@@ -28,10 +29,21 @@ from txmq_spark.source.arrow_messages import OffsetRange
 from txmq_spark.source.broker_link import BrokerLink
 from txmq_spark.source.letter_ranges import LetterRange, number_ranges
 from txmq_spark.source.letter_reading import read_letters
+from txmq_spark.source.logs import (
+    LogPlace,
+    Logs,
+    LogTask,
+    Surveyed,
+    require_one_log,
+    survey_all,
+    survey_removed,
+    with_log,
+)
 from txmq_spark.source.message_reading import read_task
 from txmq_spark.source.offset_ranges import (
     Loss,
     Survey,
+    TaskRange,
     TopicBounds,
     TopicPartition,
     bound_offsets,
@@ -40,11 +52,14 @@ from txmq_spark.source.offset_ranges import (
 )
 from txmq_spark.source.options import ReadOptions
 from txmq_spark.source.stream_progress import (
+    Paired,
     Progress,
     first_progress,
     follow,
-    limit_progress,
+    limit_logs,
+    logs_json,
     newest_progress,
+    paired,
     parse_progress,
     restored_ends,
 )
@@ -53,9 +68,9 @@ REST: Final = 4  # between two surveys, as a multiple of the time that one takes
 
 
 class _Taken(NamedTuple):
-    """A survey, when it was taken, and how many seconds that took."""
+    """Surveys of all logs, when they were taken, and how many seconds that took."""
 
-    survey: Survey
+    surveys: list[Surveyed]
     at: float
     cost: float
 
@@ -69,124 +84,196 @@ class BrokerStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def __init__(self, options: ReadOptions, names: Sequence[str]) -> None:
         self._options, self._names = options, names
-        self._link: BrokerLink | None = None
-        self._until: dict[TopicPartition, int] | None = None
+        self._opened: Logs | None = None
+        # the last offsets to read, by log
+        self._until: dict[str, dict[TopicPartition, int]] | None = None
         self._last: _Taken | None = None
         self._rest = REST
         # Losses of a batch whose end was planned before: the next progress counts them.
         self._uncounted: list[Loss] = []
 
     @abstractmethod
-    def _survey(self, *, missing: bool = True) -> Survey:
-        """Return what the broker has to read. `missing`: some of it may be gone."""
+    def _survey(self, link: BrokerLink, missing: bool) -> Survey:  # noqa: FBT001  # a Look
+        """Return what a log has to read. `missing`: some of it may not be there."""
 
     @abstractmethod
     def _tasks(self, ranges: Sequence[OffsetRange], survey: Survey) -> Sequence[object]:
         """Cut ranges into those of tasks, for `read`."""
 
     @abstractmethod
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Yield what a task reads."""
+    def _read(
+        self,
+        options: ReadOptions,
+        work: Any,  # noqa: ANN401  # of a LogTask
+        names: Sequence[str],
+    ) -> Iterator[pa.RecordBatch]:
+        """Yield what a task reads of one log."""
 
     @abstractmethod
-    def _restored(self, progress: Progress, survey: Survey) -> dict[int, list[int]] | None:
+    def _restored(
+        self, link: BrokerLink, progress: Progress, survey: Survey
+    ) -> dict[int, list[int]] | None:
         """Return the ends at restores since the progress, as `restored_ends` does."""
 
     @property
     def _selects(self) -> Callable[[str], bool]:
         return self._options.selects
 
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        task: LogTask = partition.value
+        read = partial(self._read, task.of(self._options), task.work)
+        return with_log(read, self._names, task.log_id)
+
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802  # Spark's name
-        survey, link = self._survey(missing=False), self._broker()
-        offsets = bound_offsets(self._options.start, survey, "startingOffsets", link.offset_at)
-        return first_progress(survey, offsets).to_json()
+        places, start = self._logs.places(), self._options.start
+        require_one_log(places, start.given)
+        names = (*self._options.topics, *self._options.letters)
+        return logs_json(
+            [
+                first_progress(
+                    survey, bound_offsets(start, survey, "startingOffsets", place.link.offset_at)
+                )._replace(at=place.at)
+                for place, survey in survey_all(places, self._survey, names, missing=False)
+            ]
+        )
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802  # Spark's name
         most = self._options.max_offsets
         return ReadMaxRows(most) if most else ReadAllAvailable()
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802  # Spark's name
-        self._until = self._survey().ends()
+        surveys = self._surveys(())
+        self._until = {survey.log.log_id: survey.ends() for _place, survey in surveys}
 
     def latestOffset(  # noqa: N802  # Spark's name
         self, start: dict[str, Any], limit: ReadLimit
     ) -> dict[str, Any]:
-        before, survey = parse_progress(start), self._recent()
-        now, losses = self._follow(before, survey)
+        before = parse_progress(start)
+        surveys = self._recent(before)
+        (now, _gone, left), losses = self._follow(before, surveys)
         report_losses(losses, fail=self._options.fail_on_data_loss)
-        now = now.skipping([*losses, *self._uncounted])
+        now[0] = now[0].skipping([*losses, *self._uncounted])
         self._uncounted.clear()
-        end = newest_progress(now, survey, self._until)
+        ends = [
+            newest_progress(one, survey, self._until_of(place, survey))
+            for one, (place, survey) in zip(now, surveys, strict=True)
+        ]
         if isinstance(limit, ReadMaxRows):
-            end = limit_progress(now, end, limit.max_rows)
-        return start if end == before else end.to_json()
+            ends = limit_logs(now, ends, limit.max_rows)
+        end = (*map(leaving, now, ends, surveys), *left)
+        return start if end == before else logs_json(end)
+
+    def _until_of(self, place: LogPlace, survey: Survey) -> dict[TopicPartition, int] | None:
+        """Return where a run that is to end stops in a log; None = it goes on."""
+        if self._until is None:
+            return None
+        if not place.listed:  # only its progress has told of it
+            self._until.setdefault(survey.log.log_id, survey.ends())
+        return self._until.get(survey.log.log_id, {})
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802  # Spark's name
-        survey = self._survey() if self._last is None else self._last.survey
-        return first_progress(survey, survey.ends()).to_json()
+        surveys = self._surveys(()) if self._last is None else self._last.surveys
+        return logs_json([first_progress(survey, survey.ends()) for _place, survey in surveys])
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         if start == end:
             return []
-        survey, planned = self._survey(), parse_progress(end)
-        begun, losses = self._follow(parse_progress(start), survey)
-        ended, lost = self._follow(planned, survey)
-        ranges = ended.ranges_from(begun)
-        left = _left_out(ranges, survey, fail=self._options.fail_on_data_loss)
-        report_losses([*losses, *lost, *left], fail=self._options.fail_on_data_loss)
-        self._uncounted = _uncounted([*losses, *left], start, planned)
-        tasks = self._tasks([one for one in ranges if one.topic in survey.topics], survey)
+        planned, fail = parse_progress(end), self._options.fail_on_data_loss
+        over = {one.log.log_id for one in planned if one.left}
+        before = [one for one in parse_progress(start) if one.log.log_id not in over]
+        surveys = self._surveys([*before, *planned])
+        (begun, *_), losses = self._follow(before, surveys)
+        (ended, *_), lost = self._follow(planned, surveys)
+        left: list[Loss] = []
+        tasks: list[LogTask] = []
+        for (place, survey), first, last in zip(surveys, begun, ended, strict=True):
+            ranges = last.ranges_from(first)
+            left += _left_out(ranges, survey, fail=fail)
+            there = [one for one in ranges if one.topic in survey.topics]
+            url, log_id = place.link.url, survey.log.log_id
+            tasks += [LogTask(url, log_id, work) for work in self._tasks(there, survey)]
+        report_losses([*losses, *lost, *left], fail=fail)
+        self._uncounted = _uncounted([*losses, *left], parse_progress(start), planned)
         return [InputPartition(task) for task in tasks]
 
     def stop(self) -> None:
-        if self._link is not None:
-            self._link.close()
+        if self._opened is not None:
+            self._opened.close()
 
-    def _broker(self) -> BrokerLink:
-        if self._link is None:
-            self._link = BrokerLink(self._options.url)
-        return self._link
+    @property
+    def _logs(self) -> Logs:
+        if self._opened is None:
+            self._opened = Logs(self._options)
+        return self._opened
 
-    def _recent(self) -> Survey:
-        """Return a survey of now, or the last one if Spark asks too often: it may ask a
+    def _surveys(self, progress: Sequence[Progress]) -> list[Surveyed]:
+        """Return what is to be read in the logs that are listed, and in those that
+        were, of which there is progress.
+        """
+        logs = self._logs
+        places = logs.places(begins=not progress)
+        found = survey_all(places, self._survey, (), missing=True)
+        known = {one.survey.log.log_id for one in found}
+        for one in progress:
+            if one.left or one.log.log_id in known:
+                continue
+            known.add(one.log.log_id)
+            place = logs.removed(one.log.log_id, one.at)
+            found += survey_removed(place, self._survey) if place else []
+        return found
+
+    def _recent(self, progress: Sequence[Progress]) -> list[Surveyed]:
+        """Return surveys of now, or the last ones if Spark asks too often: it may ask a
         hundred times a second, and there may be thousands of topics.
         """
         began, last = time.monotonic(), self._last
         if last is not None and began - last.at < self._rest * last.cost:
-            return last.survey
-        survey = self._survey()
+            return last.surveys
+        surveys = self._surveys(progress)
         at = time.monotonic()
-        self._last = _Taken(survey, at, at - began)
-        return survey
+        self._last = _Taken(surveys, at, at - began)
+        return surveys
 
-    def _follow(self, progress: Progress, survey: Survey) -> tuple[Progress, list[Loss]]:
-        same = progress.log == survey.log
-        restored = {} if same else self._restored(progress, survey)
-        return follow(progress, survey, self._selects, restored)
+    def _follow(
+        self, progress: Sequence[Progress], surveys: Sequence[Surveyed]
+    ) -> tuple[Paired, list[Loss]]:
+        """Return the progress in the logs as they are now, and what is lost."""
+        pairs = paired(progress, [survey.log for _place, survey in surveys])
+        now, losses = [], pairs.lost(self._selects)
+        for one, (place, survey) in zip(pairs.present, surveys, strict=True):
+            same = one.log == survey.log
+            restored = {} if same else self._restored(place.link, one, survey)
+            followed, lost = follow(one, survey, self._selects, restored)
+            now.append(followed._replace(at=place.at))
+            losses += lost
+        return pairs._replace(present=now), losses
 
 
 class MessageStream(BrokerStream):
     """Reader of topics."""
 
-    def _survey(self, *, missing: bool = True) -> Survey:
-        return self._broker().survey(self._options, missing=missing)
+    def _survey(self, link: BrokerLink, missing: bool) -> Survey:  # noqa: FBT001  # a Look
+        return link.survey(self._options, missing=missing)
 
     def _tasks(self, ranges: Sequence[OffsetRange], survey: Survey) -> Sequence[object]:
         return cut_ranges(ranges, survey, self._options)
 
-    def _restored(self, progress: Progress, survey: Survey) -> dict[int, list[int]] | None:
-        reply = self._broker().call("log.restores")
-        return restored_ends(reply, progress.log, survey.log)
+    def _restored(
+        self, link: BrokerLink, progress: Progress, survey: Survey
+    ) -> dict[int, list[int]] | None:
+        return restored_ends(link.call("log.restores"), progress.log, survey.log)
 
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        yield from read_task(self._options, partition.value, self._names)
+    def _read(
+        self, options: ReadOptions, work: TaskRange, names: Sequence[str]
+    ) -> Iterator[pa.RecordBatch]:
+        return read_task(options, work, names)
 
 
 class LetterStream(BrokerStream):
     """Reader of the letters of groups, in the order of their deaths."""
 
-    def _survey(self, *, missing: bool = True) -> Survey:
-        link, groups = self._broker(), dict[str, TopicBounds]()
+    def _survey(self, link: BrokerLink, missing: bool) -> Survey:  # noqa: FBT001  # a Look
+        groups: dict[str, TopicBounds] = {}
         for group in sorted(self._options.letters):
             try:
                 shown = link.call("group.show", group=group)
@@ -205,15 +292,25 @@ class LetterStream(BrokerStream):
             for numbers in number_ranges(one.start - 1, one.end - 1, one.end - one.start, least)
         ]
 
-    def _restored(self, progress: Progress, survey: Survey) -> None:
+    def _restored(self, link: BrokerLink, progress: Progress, survey: Survey) -> None:
         """Return None: the log does not tell the numbers of letters at a restore."""
 
     @property
     def _selects(self) -> Callable[[str], bool]:
         return self._options.letters.__contains__
 
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        yield from read_letters(self._options, partition.value, self._names)
+    def _read(
+        self, options: ReadOptions, work: LetterRange, names: Sequence[str]
+    ) -> Iterator[pa.RecordBatch]:
+        return read_letters(options, work, names)
+
+
+def leaving(now: Progress, end: Progress, surveyed: Surveyed) -> Progress:
+    """Return the progress at an end; a log that is listed no more is left behind its
+    last message.
+    """
+    rest = newest_progress(now, surveyed.survey, None)
+    return end if surveyed.place.listed or rest != now else end._replace(at="", left=True)
 
 
 def _left_out(ranges: Sequence[OffsetRange], survey: Survey, *, fail: bool) -> list[Loss]:
@@ -233,10 +330,15 @@ def _left_out(ranges: Sequence[OffsetRange], survey: Survey, *, fail: bool) -> l
     return [Loss(f"{one.topic}/{one.partition}", why, one.end - one.start) for one in left]
 
 
-def _uncounted(losses: Sequence[Loss], start: dict[str, Any], planned: Progress) -> list[Loss]:
+def _uncounted(
+    losses: Sequence[Loss], start: Sequence[Progress], planned: Sequence[Progress]
+) -> list[Loss]:
     """Return the losses in a batch that its end does not count as skipped yet."""
-    counted = Counter(planned.skipped)
-    counted.subtract(start["skipped"])
+    counted = Counter[str]()
+    for one in planned:
+        counted.update(one.skipped)
+    for one in start:
+        counted.subtract(one.skipped)
     return [
         loss._replace(messages=loss.messages - counted[loss.place])
         for loss in losses

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from datetime import datetime
 from types import MappingProxyType
 from typing import Annotated, Any, Final, NamedTuple
+from uuid import UUID
 
 from pydantic import Field, TypeAdapter, ValidationError
 
@@ -25,6 +26,7 @@ READ_NAMES: Final = (
     "topic",
     "topicPattern",
     "letters",
+    "log",
     "states",
     "select",
     "columns",
@@ -78,6 +80,7 @@ class ReadOptions(NamedTuple):
     topics: tuple[str, ...] = ()
     pattern: str | None = None
     letters: tuple[str, ...] = ()
+    log: str | None = None  # the id of one of several logs; None = all of them
     states: tuple[str, ...] = ()
     select: Mapping[str, Any] = NO_SELECTION
     push_filters: bool = False
@@ -123,6 +126,7 @@ def parse_read_options(options: Mapping[str, str]) -> ReadOptions:
         topics=() if topic is None else tuple(check_name(one, "topic") for one in _list(topic)),
         pattern=None if pattern is None else _pattern(pattern),
         letters=() if letters is None else tuple(_group_name(one) for one in _list(letters)),
+        log=None if options.get("log") is None else _log_id(options["log"]),
         states=_states(options.get("states")),
         select=_selection(options),
         push_filters=_switch(options, "pushFilters", default=False),
@@ -215,6 +219,13 @@ def _pattern(text: str) -> str:
             "topicPattern", f"invalid pattern {text[:200]!r}: {error}", hint='"orders-.*"'
         ) from None
     return text
+
+
+def _log_id(text: str) -> str:
+    try:
+        return str(UUID(text))
+    except ValueError:
+        raise ConfigError("log", f"invalid id {text[:80]!r}", hint="txmq cluster logs") from None
 
 
 def _states(text: str | None) -> tuple[str, ...]:

@@ -12,8 +12,9 @@ that `failOnDataLoss` false leaves a trace in the query's progress.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Annotated, Any, Final, NamedTuple
+from uuid import UUID
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -46,6 +47,12 @@ class _ProgressJson(BaseModel):
     incarnation: str
     topics: dict[str, _TopicJson]
     skipped: dict[str, Number]
+    at: str = ""
+    left: bool = False
+
+
+class _LogsJson(_ProgressJson):
+    others: list[_ProgressJson] = []
 
 
 class TopicProgress(NamedTuple):
@@ -56,13 +63,18 @@ class TopicProgress(NamedTuple):
 
 
 class Progress(NamedTuple):
-    """The next offsets of a stream, and the numbers of messages it has skipped by
-    partition.
+    """The next offsets of a stream in one log, and the numbers of messages it has
+    skipped by partition.
+
+    `at`: where a listed log is. It is `left` once it was listed no more, and read to
+    its end.
     """
 
     log: LogName
     topics: Mapping[str, TopicProgress]
     skipped: Mapping[str, int]
+    at: str = ""
+    left: bool = False
 
     def to_json(self) -> dict[str, Any]:
         """Return the progress as Spark keeps it, always in the same order."""
@@ -79,6 +91,8 @@ class Progress(NamedTuple):
             "incarnation": self.log.incarnation,
             "topics": topics,
             "skipped": dict(sorted(self.skipped.items())),
+            **({"at": self.at} if self.at else {}),
+            **({"left": True} if self.left else {}),
         }
 
     def skipping(self, losses: Sequence[Loss]) -> Progress:
@@ -101,14 +115,19 @@ class Progress(NamedTuple):
         ]
 
 
-def parse_progress(tree: object) -> Progress:
-    """Return the progress of a checkpoint. Raises ConfigError for anything else."""
+def logs_json(logs: Sequence[Progress]) -> dict[str, Any]:
+    """Return the progress in all logs as Spark keeps it."""
+    first, *others = [one.to_json() for one in logs]
+    return first | ({"others": others} if others else {})
+
+
+def parse_progress(tree: object) -> tuple[Progress, ...]:
+    """Return the progress in each log of a checkpoint. Raises ConfigError for anything
+    else.
+    """
     try:
-        found = _ProgressJson.model_validate(tree)
-        topics = {
-            name: TopicProgress(topic.id, _in_order(topic.offsets))
-            for name, topic in found.topics.items()
-        }
+        found = _LogsJson.model_validate(tree)
+        return tuple(map(_parsed, (found, *found.others)))
     except (ValidationError, ValueError) as error:
         why = error.errors()[0]["msg"] if isinstance(error, ValidationError) else str(error)
         raise ConfigError(
@@ -116,7 +135,17 @@ def parse_progress(tree: object) -> Progress:
             f"the offsets {str(tree)[:200]} are not those of a txmq stream: {why}",
             hint="use the checkpoint of this query, or a new one",
         ) from None
-    return Progress(LogName(found.log, found.incarnation), topics, found.skipped)
+
+
+def _parsed(found: _ProgressJson) -> Progress:
+    topics = {
+        name: TopicProgress(topic.id, _in_order(topic.offsets))
+        for name, topic in found.topics.items()
+    }
+    if found.at:
+        UUID(found.log)  # by which a log is known at its address
+    log = LogName(found.log, found.incarnation)
+    return Progress(log, topics, found.skipped, found.at, found.left)
 
 
 def first_progress(survey: Survey, offsets: Mapping[TopicPartition, int]) -> Progress:
@@ -128,6 +157,39 @@ def first_progress(survey: Survey, offsets: Mapping[TopicPartition, int]) -> Pro
         for name, bounds in survey.topics.items()
     }
     return Progress(survey.log, topics, {})
+
+
+class Paired(NamedTuple):
+    """Progress by the logs that are there: that of each, that of logs that are `gone`,
+    and that of logs that were `left`.
+    """
+
+    present: list[Progress]
+    gone: list[Progress]
+    left: list[Progress]
+
+    def lost(self, selects: Callable[[str], bool]) -> list[Loss]:
+        """Return what cannot be read of logs that are gone."""
+        return [
+            Loss(name, f"log {one.log.log_id} is listed no more, and was not read to its end")
+            for one in self.gone
+            for name in one.topics
+            if selects(name)
+        ]
+
+
+def paired(progress: Iterable[Progress], logs: Sequence[LogName]) -> Paired:
+    """Return the progress by the logs that are there. A log without progress has that
+    of one that is gone: it may have taken its place. Otherwise it is a new one.
+    """
+    known = {one.log.log_id: one for one in progress}
+    found = [known.pop(log.log_id, None) for log in logs]
+    gone = [one for one in known.values() if not one.left]
+    present = [
+        one or (gone.pop(0) if gone else Progress(log, {}, {}))
+        for one, log in zip(found, logs, strict=True)
+    ]
+    return Paired(present, gone, [one for one in known.values() if one.left])
 
 
 def follow(
@@ -259,6 +321,17 @@ def limit_progress(start: Progress, end: Progress, most: int) -> Progress:
             name: topic._replace(offsets=tuple(limited[name])) for name, topic in end.topics.items()
         }
     )
+
+
+def limit_logs(start: Sequence[Progress], end: Sequence[Progress], most: int) -> list[Progress]:
+    """Return progress in several logs, as `limit_progress` does in one."""
+    pairs = list(zip(start, end, strict=True))
+    waiting = [sum(one.end - one.start for one in to.ranges_from(at)) for at, to in pairs]
+    total = max(most, sum(waiting))
+    return [
+        limit_progress(at, to, max(1, most * waits // total)) if waits else to
+        for (at, to), waits in zip(pairs, waiting, strict=True)
+    ]
 
 
 def _offset_of(start: Progress, name: str, topic_id: int, number: int) -> int:

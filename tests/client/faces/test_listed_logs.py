@@ -16,6 +16,8 @@ import txmq
 from tests.client.effects import EFFECT, effects, with_effects
 from tests.client.faces.face import Face
 from tests.client.listed import BY, add_logs, ask, stored
+from txmq.client.aio import readers as aio_readers
+from txmq.client.blocking import reader as blocking_reader
 from txmq.errors import UnknownTopic
 from txmq.model.keys import partition_of
 from txmq.model.message import ReceivedMessage
@@ -76,6 +78,68 @@ async def test_clients_find_a_log_that_is_added_and_consume_it(
             await consumers.ack(message, wait=True)
         assert await consumers.receive(0.0) is None
     assert len(cluster.clients) == 3
+
+
+async def test_a_reader_reads_a_log_that_is_added_and_goes_on_there(
+    face: Face, logs: list[BrokerThread], tmp_path: Path
+) -> None:
+    cluster = face.connect([logs[0].url, logs[1].url])
+    await cluster.send("orders", b"before", partition=0)
+    await cluster.send("orders", b"before", partition=2)
+    await face.connect(logs[2].url).send("orders", b"anywhere")
+    saved, wanted = tmp_path / "positions", 0
+    async with await cluster.reader(
+        "audit", ["orders"], txmq.FileOffsets(saved), start="last"
+    ) as reader:
+        add_logs(logs[0], logs[1], logs[2], together=True)
+        await send_until(face, cluster, "orders", logs[2])
+        wanted = sum(stored(one, "orders") for one in logs) - 2
+        for _ in range(wanted):
+            message = await reader.receive(PATIENCE_S)
+            assert message is not None
+            assert message.body == b"anywhere"
+        await reader.commit()
+    await face.connect(logs[2].url).send("orders", b"after")
+    async with await cluster.reader("audit", ["orders"], txmq.FileOffsets(saved)) as reader:
+        message = await reader.receive(PATIENCE_S)
+        assert message is not None
+        assert message.body == b"after"
+
+
+async def test_a_reader_goes_on_where_an_added_log_refuses_it_and_tries_again(
+    face: Face,
+    logs: list[BrokerThread],
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for module in (blocking_reader, aio_readers):  # they try again at once
+        monkeypatch.setattr(module, "REFRESH_S", 0.0)
+    strict = {"broker": {"partitions": 2, "create_topics": False}}
+    with BrokerThread(tmp_path / "strict", settings=strict) as added:
+        listed = [
+            {
+                "log_id": ask(one, "broker.show")["log_id"],
+                "addresses": one.url.removeprefix("txmq://"),
+            }
+            for one in (logs[0], added)
+        ]
+        cluster = face.connect([logs[0].url])
+        await cluster.send("orders", b"here")
+        async with await cluster.reader("audit", ["orders"], txmq.FileOffsets(tmp_path)) as reading:
+            assert (await reading.receive(PATIENCE_S)).body == b"here"
+            ask(logs[0], "cluster.add_logs", logs=listed, **BY)  # it has no topics yet
+
+            async def is_refused() -> bool:
+                assert await reading.receive(0.02) is None
+                return "reader.not_joined" in caplog.text
+
+            await face.until(is_refused)
+            ask(added, "topic.create", name="orders", partitions=1)
+            await face.connect(added.url).send("orders", b"there")
+            message = await reading.receive(PATIENCE_S)
+            assert message is not None
+            assert message.body == b"there"
 
 
 async def test_keys_stay_and_those_of_new_topics_are_at_all_logs(

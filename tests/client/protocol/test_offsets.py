@@ -5,13 +5,14 @@ from __future__ import annotations
 import errno
 import os
 from pathlib import Path
+from threading import Thread
 from uuid import UUID
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from txmq.client.protocol.offsets import FileOffsets
+from txmq.client.protocol.offsets import FileOffsets, Offsets, OffsetsByLog
 from txmq.errors import ConfigError, LocalProtocolError, LogChanged, StoreError
 
 LOG, OTHER = UUID(int=1), UUID(int=2)
@@ -121,3 +122,27 @@ def test_a_full_disk_keeps_what_was_saved_last(
             store.save("r", LOG, {("orders", 0): 8})
     store.close()
     assert FileOffsets(tmp_path / "offsets").load("r", LOG) == PLACES
+
+
+def test_one_thread_at_a_time_uses_the_store_of_a_reader_of_several_logs() -> None:
+    beside, overlaps = list[Thread](), list[bool]()
+
+    class Slow:
+        def load(self, name: str, log_id: UUID) -> Offsets:
+            beside.append(Thread(target=by_log.save, args=("r", OTHER, {})))
+            beside[0].start()
+            beside[0].join(0.05)
+            overlaps.append(bool(saved))
+            return {}
+
+        def save(self, name: str, log_id: UUID, offsets: Offsets) -> None:
+            saved.append(name)
+
+        def close(self) -> None: ...
+
+    saved = list[str]()
+    by_log = OffsetsByLog(Slow())
+    by_log.load("r", LOG)
+    beside[0].join()
+    assert overlaps == [False]
+    assert saved == [f"r.{OTHER}"]

@@ -115,6 +115,8 @@ class Cluster(TypedTopicCalls, RoutedSends, ClusterCalls[Client], OneBrokerCalls
             self.clients[broker].register_checker(name, checker)
         for members in self._consumers:
             self._begin(members.join_at(self._cores[broker]))
+        for readers in self._readers:
+            self._begin(readers.join_at(self._cores[broker]))
 
     async def send(
         self, topic: str, body: bytes, *, partition: int | None = None, **fields: Unpack[Fields]
@@ -334,12 +336,17 @@ class Cluster(TypedTopicCalls, RoutedSends, ClusterCalls[Client], OneBrokerCalls
         """Open a reader of the topics at all brokers; see `Client.reader`.
 
         `offsets` keeps the positions of each broker under the `name` followed by a dot
-        and the identity of the broker's log. Raises BrokerUnavailable where a broker is
-        away at the beginning.
+        and the identity of the broker's log. A log that operators add meanwhile is read
+        from its first message on. Raises BrokerUnavailable where a broker is away at
+        the beginning.
         """
-        readers = Readers(self._brokers.answered, name, topics, offsets, start)
+        cores = self._brokers.answered
+        readers = Readers(cores, name, topics, offsets, start)
         await readers.open()
         self._readers.add(readers)
+        for core in self._brokers.answered:
+            if core not in cores:  # found meanwhile
+                self._begin(readers.join_at(core))
         return readers
 
     def plan(self, name: str, broker: int = 0) -> ReplayPlan:

@@ -8,18 +8,23 @@ from typing import NoReturn, Self
 
 from txmq.client.aio.core import AioCore
 from txmq.client.aio.reader import Reader, Receiving
+from txmq.client.log import get_logger
 from txmq.client.protocol.offsets import OffsetsByLog, OffsetStore
-from txmq.client.protocol.reader import ReaderStart, positions_of_one_broker
+from txmq.client.protocol.reader import REFRESH_S, ReaderStart, positions_of_one_broker
 from txmq.client.protocol.typed.bodies import Topics
+from txmq.errors import TxmqError
 from txmq.model.message import ReceivedMessage
 from txmq.model.topic_partition import PartitionName
+
+log = get_logger()
 
 
 class Readers(Receiving):
     """A reader of several brokers, for one coroutine at a time.
 
     Made by `cluster.reader`, and used as a Reader. Partitions of different brokers have
-    the same numbers, so `positions` and `assign` are for readers of one broker.
+    the same numbers, so `positions` and `assign` are for readers of one broker. A log
+    that is found later is read from its first message on.
     """
 
     def __init__(
@@ -31,12 +36,16 @@ class Readers(Receiving):
         start: ReaderStart,
     ) -> None:
         """Raises LocalProtocolError for an invalid name, start or topics."""
-        by_log = OffsetsByLog(store)
-        names = topics if isinstance(topics, str) else list(topics)
+        self._by_log = OffsetsByLog(store)
+        self._topics = topics if isinstance(topics, str) else list(topics)
         self._name, self._turn = name, 0
-        self._readers = [Reader(core, name, names, by_log, start, self._wake) for core in cores]
+        self._joining = asyncio.Lock()  # a store that is closed is not used again
+        self._readers = [self._reader_at(core, start) for core in cores]
         self._store, self._core, self._loop = store, cores[0], cores[0].loop
         self.closed = False
+
+    def _reader_at(self, core: AioCore, start: ReaderStart) -> Reader:
+        return Reader(core, self._name, self._topics, self._by_log, start, self._wake)
 
     async def open(self) -> Self:
         try:
@@ -46,6 +55,26 @@ class Readers(Receiving):
             await self.close()
             raise
         return self
+
+    async def join_at(self, core: AioCore) -> None:
+        """Read at a broker that was found, too, once it lets the reader do so."""
+        while not await self._join_at(core):
+            await core.sleep(REFRESH_S)
+
+    async def _join_at(self, core: AioCore) -> bool:
+        """Return whether there is no more to do."""
+        async with self._joining:
+            if self.closed:
+                return True
+            reader = self._reader_at(core, "first")
+            try:
+                await reader.open()
+            except TxmqError as error:
+                log.warning("reader.not_joined", reader=self.name, error=str(error))
+                return False
+            self._readers.append(reader)
+        self._wake()
+        return True
 
     @property
     def name(self) -> str:
@@ -92,8 +121,9 @@ class Readers(Receiving):
     async def _close(self) -> None:
         self.closed = True
         self._wake()
-        try:
-            for reader in self._readers:
-                await reader.close()
-        finally:
-            await asyncio.to_thread(self._store.close)
+        async with self._joining:
+            try:
+                for reader in self._readers:
+                    await reader.close()
+            finally:
+                await asyncio.to_thread(self._store.close)

@@ -457,11 +457,12 @@ class Cluster(TypedTopicCalls, OneBrokerCalls):
         """Return a reader of the topics at all brokers; see `Client.reader`.
 
         `offsets` keeps the positions of each broker under the `name` followed by a dot
-        and the identity of the broker's log. Raises BrokerUnavailable where a broker is
-        away at the beginning.
+        and the identity of the broker's log. A log that operators add meanwhile is read
+        from its first message on. Raises BrokerUnavailable where a broker is away at
+        the beginning.
         """
         names = topics if isinstance(topics, str) else list(topics)
-        readers = Readers(self._brokers.answered, name, names, offsets, start)
+        readers = Readers(lambda: self._brokers.answered, name, names, offsets, start)
         open_reader(readers)
         return readers
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import select
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack
 from typing import NoReturn, Self
 
@@ -191,7 +191,7 @@ class BlockingReader(ABC):
     """The calls that readers of one broker and of several have in common."""
 
     def __init__(self, name: str, brokers: Sequence[BrokerReader], store: OffsetStore) -> None:
-        self._brokers, self._store = brokers, store
+        self._brokers, self._store = list(brokers), store
         self._delivered: BrokerReader | None = None  # that of the last message
         self.name = name
         self.closed = self._forked = False
@@ -267,8 +267,12 @@ class BlockingReader(ABC):
         if delivered is not None:
             delivered.state.mark_processed()
 
+    def _join_found(self) -> None:  # noqa: B027  # a reader of one broker finds none
+        """Read at brokers that were found since, too."""
+
     def _fetch(self, timeout: float) -> None:
         """Wait up to `timeout` seconds for messages of any broker."""
+        self._join_found()
         readers: dict[Connection, BrokerReader] = {}
         for broker in self._brokers:
             connection = broker.request()
@@ -345,21 +349,46 @@ class Readers(BlockingReader):
     """A reader of several brokers, for one thread. Made by `cluster.reader`.
 
     A `with` block closes it at its end. Partitions of different brokers have the same
-    numbers, so `positions` and `assign` are for readers of one broker.
+    numbers, so `positions` and `assign` are for readers of one broker. A log that is
+    found later is read from its first message on.
     """
 
     def __init__(
         self,
-        cores: Sequence[BlockingCore],
+        answered: Callable[[], Sequence[BlockingCore]],
         name: str,
         topics: Topics,
         store: OffsetStore,
         start: ReaderStart,
     ) -> None:
-        """Raises LocalProtocolError for an invalid name, start or topics."""
-        by_log = OffsetsByLog(store)
-        brokers = [BrokerReader(core, name, topics, by_log, start) for core in cores]
+        """`answered` returns the brokers to read, which become more.
+
+        Raises LocalProtocolError for an invalid name, start or topics.
+        """
+        self._answered, self._joined = answered, list(answered())
+        self._topics, self._by_log = topics, OffsetsByLog(store)
+        self._join_after = 0.0
+        brokers = [self._reader_at(core, name, start) for core in self._joined]
         super().__init__(name, brokers, store)
+
+    def _reader_at(self, core: BlockingCore, name: str, start: ReaderStart) -> BrokerReader:
+        return BrokerReader(core, name, self._topics, self._by_log, start)
+
+    def _join_found(self) -> None:
+        if time.monotonic() < self._join_after:
+            return
+        for core in self._answered():
+            if core in self._joined:
+                continue
+            broker = self._reader_at(core, self.name, "first")
+            try:
+                broker.open()
+            except TxmqError as error:
+                log.warning("reader.not_joined", reader=self.name, error=str(error))
+                self._join_after = time.monotonic() + REFRESH_S
+            else:
+                self._joined.append(core)
+                self._brokers.append(broker)
 
     @property
     def positions(self) -> dict[PartitionName, int]:

@@ -8,6 +8,7 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from threading import Lock
 from typing import Annotated, NamedTuple, Protocol, Self
 from uuid import UUID
 
@@ -186,16 +187,20 @@ def _position(offset: int, batch: tuple[int, int, int] | None) -> int:
 
 
 class OffsetsByLog:
-    """Positions of one reader at several brokers, each under the name of its log."""
+    """Positions of one reader at several brokers, each under the name of its log. For
+    any number of threads, of which one at a time uses the store.
+    """
 
     def __init__(self, store: OffsetStore) -> None:
-        self._store = store
+        self._store, self._lock = store, Lock()
 
     def load(self, name: str, log_id: UUID) -> Offsets:
-        return self._store.load(f"{name}.{log_id}", log_id)
+        with self._lock:
+            return self._store.load(f"{name}.{log_id}", log_id)
 
     def save(self, name: str, log_id: UUID, offsets: Offsets) -> None:
-        self._store.save(f"{name}.{log_id}", log_id, offsets)
+        with self._lock:
+            self._store.save(f"{name}.{log_id}", log_id, offsets)
 
     def close(self) -> None:
         """Leave the store open: it is the reader's, which closes it once."""

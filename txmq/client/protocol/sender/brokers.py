@@ -68,6 +68,12 @@ class Brokers(Generic[C]):
         """The cores of all other brokers."""
         return [core for n, core in enumerate(self.cores) if n in self._answered]
 
+    @property
+    def listed(self) -> list[tuple[ListedLog, C]]:
+        """The logs of the list that is known, and the core of each."""
+        listed, brokers = self._placed
+        return [(one, self.cores[n]) for one, n in zip(listed.logs, brokers, strict=True)]
+
     def with_keys_of(self, topic_id: int) -> Sequence[int]:
         """Return the brokers of the topic's keys, in the order of its partitions."""
         listed, brokers = self._placed
