@@ -175,6 +175,19 @@ def test_a_node_that_does_not_read_its_own_claim_ends() -> None:
     assert (world.told[-1], world.under_way) == (End.UNDELIVERED, [])
 
 
+def test_a_claim_that_was_taken_late_may_be_read_as_late() -> None:
+    world = World()
+    node = follower(world)
+    tick_to(node, 20.0)  # Kafka elects a leader meanwhile
+    assert is_(node.state, State.CLAIMING)
+    offset, reported = world.arrive()
+    reported(None, offset)
+    tick_to(node, 21.0)
+    assert is_(node.state, State.CLAIMING)
+    world.read()
+    assert is_(node.state, State.LEADING)
+
+
 def test_a_lost_claim_makes_a_follower_again() -> None:
     world = World()
     node = follower(world)

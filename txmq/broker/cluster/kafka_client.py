@@ -19,15 +19,18 @@ from txmq.errors import ConfigError, LogUnavailable
 MAY_BE_SET: Final = ("security.", "sasl.", "ssl.", "https.", "client.", "broker.address.")
 VERIFY: Final = "enable.ssl.certificate.verification"
 # A node finds the new leader of the partition soon, and gives up one that stands still.
+# While the old one is down, nothing but the refreshed metadata tells of the new one.
 COMMON: Final = {
     "log_level": 2,  # errors come to `note` as well
     "metadata.max.age.ms": 5_000,
     "reconnect.backoff.max.ms": 200,
     "reconnect.backoff.ms": 20,
+    "retry.backoff.max.ms": 200,
+    "retry.backoff.ms": 20,
     "socket.keepalive.enable": True,
     "socket.nagle.disable": True,
     "socket.timeout.ms": 3_000,
-    "topic.metadata.refresh.interval.ms": 1_000,
+    "topic.metadata.refresh.interval.ms": 200,
 }
 ARE_UP: Final = "are Kafka's nodes up, and is their address right?"
 HINTS: Final = {

@@ -1,7 +1,7 @@
 """The partition of a shared log in Kafka, or in an engine that speaks its protocol.
 
 librdkafka works in threads of its own. Two threads here wait for what it has, and bring
-it to the reactor, several reports or records at a time.
+it to the reactor: each report at once, records several at a time.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ SAFE_WRITES: Final = {
     "linger.ms": 0,
     "max.in.flight.requests.per.connection": 1,
     "request.timeout.ms": 3_000,
-    "retry.backoff.max.ms": 200,
-    "retry.backoff.ms": 20,
 }
 # No group: the log of a node has its position. A reader whose offset is away gets an
-# error, and no other offset.
+# error, and no other offset. Kafka gathers records for it: an answer for each of them
+# would cost a leader and Kafka more than to write it.
 WHOLE_READS: Final = {
     "auto.offset.reset": "error",
     "enable.auto.commit": False,
     "enable.partition.eof": True,
     "fetch.error.backoff.ms": 20,
+    "fetch.min.bytes": 512 << 10,
     "fetch.queue.backoff.ms": 20,
-    "fetch.wait.max.ms": 100,
+    "fetch.wait.max.ms": 50,
     "group.id": "txmq",  # unused, and asked for
     "isolation.level": "read_uncommitted",
     "queued.max.messages.kbytes": 8 << 10,
@@ -151,7 +151,6 @@ class _Appender(_Worker):
     def __init__(self, producer: Producer, topic: str, call: Call) -> None:
         super().__init__("reports", call)
         self._producer, self._topic = producer, topic
-        self._reports: list[Callable[[], None]] = []
         self.start()
 
     def produce(self, data: bytes, reported: Reported) -> None:
@@ -164,20 +163,13 @@ class _Appender(_Worker):
     def run(self) -> None:
         while not self.is_stopped:
             self._producer.poll(POLL_S)
-            self._bring()
         self._producer.purge()
         self._producer.poll(0)
-        self._bring()
         del self._producer  # which waits for its threads: here, not in the reactor
 
     def _note(self, reported: Reported, error: KafkaError | None, message: Message) -> None:
         offset = None if error else message.offset()
-        self._reports.append(partial(self._report, reported, error, offset))
-
-    def _bring(self) -> None:
-        if self._reports:
-            self._call(self._reports)
-            self._reports = []
+        self._call([partial(self._report, reported, error, offset)])
 
     def _report(self, reported: Reported, error: KafkaError | None, offset: int | None) -> None:
         if error is None:

@@ -12,7 +12,7 @@ as after a failed fsync, so it ends, and its process starts again as a follower.
 
 A leader goes on reading the partition. That costs a copy of what it writes, and saves a
 second way of knowing: a claim is noticed while nothing is written, and the records that
-answer a question of rule B have mostly been read when it is asked.
+answer a question of rule B come without being asked for.
 
 The lease. A leader may answer from its state without an append for `lease_s` from when
 its last confirmed slice was begun. That slice counted, so the next leader reads it
@@ -381,6 +381,7 @@ class Node:
         elif flight.record.nonce == NO_NONCE:
             self._finish(End.RESIGNED, f"at offset {offset}")
         else:
+            self._is_heard = True  # what took the claim so long kept it from being read too
             self._produce_next_after_flight()
 
     def _fail(self, error: Exception) -> None:
