@@ -1298,13 +1298,6 @@ FAULTS: dict[int, tuple[str, ...]] = {
     345: ("test_a_node_does_not_answer_before_the_others_have_it",),
     346: ("test_nodes_join_and_leave_and_all_know",),
     347: ("test_a_node_of_an_earlier_boot_is_passed_over",),
-    # NEW-a: (
-    #     "test_a_client_of_a_frozen_leader_asks_the_others_who_leads",
-    #     "test_a_send_and_a_consumer_go_on_at_who_leads_after_a_frozen_node",
-    #     "test_a_send_of_asyncio_goes_on_at_who_leads_after_a_frozen_node",
-    #     "test_a_reader_goes_on_where_a_frozen_broker_keeps_its_connection_open",
-    #     "test_requests_stay_at_a_leader_that_is_busy",
-    # ),
     348: (
         "test_nodes_are_described_and_nothing_else_is_done",
         "test_a_user_without_the_right_is_denied_and_nothing_is_written",
@@ -1640,6 +1633,23 @@ FAULTS: dict[int, tuple[str, ...]] = {
     ),
     367: ("test_a_node_may_copy_the_log_and_do_nothing_else",),
     368: ("test_an_outbox_that_is_always_in_use_is_one_conflict",),
+    369: (
+        "test_one_turn_opens_so_many_bytes_to_copy_messages_and_each_batch_once",
+        "test_one_record_stores_so_many_bytes_of_delayed_messages_again",
+    ),
+    370: (
+        "test_a_client_of_a_frozen_leader_asks_the_others_who_leads",
+        "test_a_send_and_a_consumer_go_on_at_who_leads_after_a_frozen_node",
+        "test_a_send_of_asyncio_goes_on_at_who_leads_after_a_frozen_node",
+        "test_a_reader_goes_on_where_a_frozen_broker_keeps_its_connection_open",
+        "test_requests_stay_at_a_leader_that_is_busy",
+    ),
+    371: (
+        "test_a_stream_reads_a_log_that_is_added_from_its_first_message_on",
+        "test_a_log_that_is_removed_is_read_to_its_end_and_left",
+        "test_a_query_of_spark_goes_on_with_a_log_that_is_added",
+    ),
+    372: ("test_a_plan_is_of_one_log_and_knows_messages_of_all",),
 }
 
 # Each bug with the names under which it is planted, or the test that must find it.
