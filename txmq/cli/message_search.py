@@ -26,7 +26,7 @@ BodyFilter = Annotated[
         parser=parse_body_criterion,
         metavar="TEXT|PATH=VALUE",
         help="Only messages with this text in the body, or with this value at a path of their "
-        "JSON body: $.customer.id=17. A text that begins with $ is written \\$….",
+        "JSON body: $.customer.id=17. A text that begins with $ begins with \\$ here.",
     ),
 ]
 HeaderFilter = Annotated[
