@@ -12,7 +12,7 @@ import typer
 from txmq.cli.command import CommandSession, broker_command
 from txmq.cli.commands.audit import brief_entries
 from txmq.cli.database import Dsn, open_database
-from txmq.cli.options import Bodies, Operator, Reason, Token
+from txmq.cli.options import Bodies, ByForReason, Token
 from txmq.cli.output import FAILED, format_time
 from txmq.cli.parsers import parse_moment, parse_token
 from txmq.cli.rows import with_decoded_body
@@ -123,42 +123,30 @@ Force = Annotated[
 @broker_command(
     app, "commit", example="txmq tx commit 019a0000000070008000000000000001 --reason 'has a row'"
 )
-def commit(
-    session: CommandSession,
-    token: Token,
-    *,
-    reason: Reason,
-    operator: Operator,
-    force: Force = False,
-) -> None:
+def commit(session: CommandSession, token: Token, *, by: ByForReason, force: Force = False) -> None:
     """Commit an undecided transaction by hand, and publish its messages. There is no
     undo.
     """
-    _decide(session, token, "COMMIT", operator, reason, force=force)
+    _decide(session, token, "COMMIT", by, force=force)
 
 
 @broker_command(
     app, "rollback", example="txmq tx rollback 019a0000000070008000000000000001 --reason 'no row'"
 )
 def rollback(
-    session: CommandSession,
-    token: Token,
-    *,
-    reason: Reason,
-    operator: Operator,
-    force: Force = False,
+    session: CommandSession, token: Token, *, by: ByForReason, force: Force = False
 ) -> None:
     """Roll back an undecided transaction by hand, and drop its messages. There is no
     undo.
     """
-    _decide(session, token, "ROLLBACK", operator, reason, force=force)
+    _decide(session, token, "ROLLBACK", by, force=force)
 
 
 def _decide(
-    session: CommandSession, token: str, outcome: str, operator: str, reason: str, *, force: bool
+    session: CommandSession, token: str, outcome: str, by: ByForReason, *, force: bool
 ) -> None:
     reply = session.client.call(
-        "tx.decide", token=token, outcome=outcome, operator=operator, reason=reason, force=force
+        "tx.decide", token=token, outcome=outcome, **by._asdict(), force=force
     )
     session.out.show(reply)
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from txmq.cli.command import CommandSession, broker_command, local_command
-from txmq.cli.options import DEFAULT_BROKER, Operator, Reason, Token
+from txmq.cli.options import DEFAULT_BROKER, ByForReason, Operator, Token
 from txmq.cli.output import FAILED, Output
 from txmq.cli.parsers import parse_moment, parse_name, parse_token
 from txmq.cli.stop import stop_on_signals
@@ -90,9 +90,9 @@ def list_(
 @broker_command(
     app, "forget", example="txmq xa forget 019a0000000070008000000000000001 --reason 'by hand'"
 )
-def forget(session: CommandSession, token: Token, *, reason: Reason, operator: Operator) -> None:
+def forget(session: CommandSession, token: Token, *, by: ByForReason) -> None:
     """Remove a heuristic or mixed outcome from the list, once it is dealt with."""
-    session.client.call("xa.forget", token=token, operator=operator, reason=reason)
+    session.client.call("xa.forget", token=token, **by._asdict())
     session.out.show({"token": token, "forgotten": True})
 
 
