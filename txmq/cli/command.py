@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from math import isfinite
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, get_type_hints
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, cast, get_type_hints
 
 import typer
 
@@ -180,16 +180,16 @@ def _give_signature(
     parameters: list[inspect.Parameter] = []
     for own in list(inspect.signature(function).parameters.values())[1:]:
         hint = hints[own.name]
-        if isinstance(hint, type) and issubclass(hint, tuple):
-            groups[own.name] = hint
-            of_fields = get_type_hints(hint, include_extras=True)
+        if isinstance(hint, type) and hasattr(hint, "_fields"):
+            groups[own.name] = group = cast("Any", hint)
+            of_fields = get_type_hints(group, include_extras=True)
             parameters += [
                 own.replace(
                     name=field,
                     annotation=of_fields[field],
-                    default=hint._field_defaults.get(field, inspect.Parameter.empty),
+                    default=group._field_defaults.get(field, inspect.Parameter.empty),
                 )
-                for field in hint._fields
+                for field in group._fields
             ]
         else:
             parameters.append(own.replace(annotation=hint))
