@@ -12,7 +12,7 @@ from txmq.client.protocol.sender.spool_chain import SpoolChain
 from txmq.errors import RequestRejected, RequestTimeout, TxmqError
 from txmq.model.durations import Duration, seconds_of
 from txmq.model.measures import counted
-from txmq.model.message import Receipt, message_id, parse_message_id
+from txmq.model.message import Receipt, parse_message_id
 
 LOOK_EVERY_S = 0.25  # at the spools, or for a message at the broker, while none is drained
 
@@ -106,15 +106,14 @@ class ClientSpool:
                 _wait_for_change(chain, left)
 
     def _search(self, receipt: Receipt) -> Receipt | None:
-        session, sequence = parse_message_id(receipt.message_id)
-        name, refused = self._chain.locate(session, sequence)
+        refused = self._chain.own.refusal_of(*parse_message_id(receipt.message_id))
         if refused is not None:
             raise RequestRejected(
                 f"the broker refused the message {receipt.message_id} for good: {refused}",
                 hint="it is among the refused of its spool: txmq recover list",
             )
         try:
-            found = next(self._client.find(receipt.topic, message_id=message_id(*name)), None)
+            found = next(self._client.find(receipt.topic, message_id=receipt), None)
         except TxmqError as error:
             if not error.retriable and not isinstance(error, RequestRejected):
                 raise
