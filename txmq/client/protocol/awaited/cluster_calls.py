@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable
-from datetime import datetime
 from typing import Generic, NoReturn, Protocol, TypeVar, Unpack
 
 from txmq.client.log import LastingTrouble, get_logger
@@ -12,7 +11,7 @@ from txmq.client.protocol.audit import AuditEntry, AuditOptions
 from txmq.client.protocol.awaited.core import AwaitedCore
 from txmq.client.protocol.letters import DeadLetter, LetterOptions
 from txmq.client.protocol.lives import Trace, merged
-from txmq.client.protocol.message_search import FoundMessage
+from txmq.client.protocol.message_search import FindOptions, FoundMessage, TraceOptions
 from txmq.client.protocol.sender.routing import SendRoute, of_one_broker, recall_refusal
 from txmq.client.protocol.settings import no_spool
 from txmq.errors import ClientClosed, TxmqError, UnknownGroup, UnknownTopic
@@ -34,26 +33,10 @@ class CallingClient(Protocol):
     ) -> AsyncIterator[DeadLetter]: ...
     def audit(self, **wanted: Unpack[AuditOptions]) -> AsyncIterator[AuditEntry]: ...
     def trace(
-        self,
-        key: str | None = None,
-        *,
-        message_id: Receipt | str | None = None,
-        limit: int = 20,
-        body: str | None = None,
-        header: tuple[str, str | None] | None = None,
+        self, key: str | None = None, *, limit: int = 20, **wanted: Unpack[TraceOptions]
     ) -> Awaitable[Trace]: ...
-    def find(  # noqa: PLR0913  # its options
-        self,
-        topic: str | None = None,
-        *,
-        message_id: Receipt | str | None = None,
-        key: str | None = None,
-        partition: int | None = None,
-        offset: int = 0,
-        start: datetime | int | None = None,
-        end: datetime | int | None = None,
-        body: str | None = None,
-        header: tuple[str, str | None] | None = None,
+    def find(
+        self, topic: str | None = None, **wanted: Unpack[FindOptions]
     ) -> AsyncIterator[FoundMessage]: ...
 
 
@@ -118,59 +101,29 @@ class ClusterCalls(ABC, Generic[C]):
                 yield entry
 
     async def trace(
-        self,
-        key: str | None = None,
-        *,
-        message_id: Receipt | str | None = None,
-        limit: int = 20,
-        body: str | None = None,
-        header: tuple[str, str | None] | None = None,
+        self, key: str | None = None, *, limit: int = 20, **wanted: Unpack[TraceOptions]
     ) -> Trace:
         """Return the life of what is found at all brokers; `limit` is that of each. See
         `Client.trace`.
         """
-        found = [
-            await client.trace(key, message_id=message_id, limit=limit, body=body, header=header)
-            for client in self.clients
-        ]
-        return merged(found)
+        return merged([await one.trace(key, limit=limit, **wanted) for one in self.clients])
 
-    async def find(  # noqa: PLR0913  # its options
-        self,
-        topic: str | None = None,
-        *,
-        message_id: Receipt | str | None = None,
-        key: str | None = None,
-        partition: int | None = None,
-        offset: int = 0,
-        start: datetime | int | None = None,
-        end: datetime | int | None = None,
-        body: str | None = None,
-        header: tuple[str, str | None] | None = None,
+    async def find(
+        self, topic: str | None = None, **wanted: Unpack[FindOptions]
     ) -> AsyncGenerator[FoundMessage, None]:
         """Find the messages that match all arguments, one broker after the other.
 
         See `Client.find`. Raises UnknownTopic where no broker has the topic, and
         BrokerUnavailable where one of them is away, after the messages of those before.
         """
-        clients, number = self.clients, None
+        clients, partition = self.clients, wanted.pop("partition", None)
         if partition is not None and topic is not None:
-            broker, number = await self._route(topic, None, partition)
+            broker, wanted["partition"] = await self._route(topic, None, partition)
             clients = (self.clients[broker],)
         unknown = list[UnknownTopic]()
         for client in clients:
             try:
-                async for found in client.find(
-                    topic,
-                    message_id=message_id,
-                    key=key,
-                    partition=number,
-                    offset=offset,
-                    start=start,
-                    end=end,
-                    body=body,
-                    header=header,
-                ):
+                async for found in client.find(topic, **wanted):
                     yield found
             except UnknownTopic as error:
                 unknown.append(error)
