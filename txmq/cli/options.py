@@ -134,3 +134,4 @@ NextPage = Annotated[
     str | None, typer.Option("--after", metavar="NEXT", help="Start at `next` of the page before.")
 ]
 PartitionFilter = Annotated[int | None, typer.Option(min=0, help="Only in this partition.")]
+Limit = Annotated[int, typer.Option(min=1, max=10_000, help="Maximum number of results.")]

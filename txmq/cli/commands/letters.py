@@ -17,7 +17,7 @@ from txmq.cli.letter_selection import (
     Where,
     parse_selection,
 )
-from txmq.cli.options import By, ByForReason, Group, NextPage, Operator, Yes
+from txmq.cli.options import By, ByForReason, Group, Limit, NextPage, Operator, Yes
 from txmq.cli.output import FAILED, Output
 from txmq.cli.parsers import parse_name
 from txmq.cli.replay_plans import replay_all
@@ -81,7 +81,7 @@ def list_(
     *,
     selected: Selected,
     after: NextPage = None,
-    limit: Annotated[int, typer.Option(min=1, max=10_000, help="Maximum number of letters.")] = 100,
+    limit: Limit = 100,
     body: Body = False,
 ) -> None:
     """List dead letters of a group, in the order of their deaths."""

@@ -10,7 +10,7 @@ import typer
 
 from txmq.cli.command import CommandSession, broker_command
 from txmq.cli.letter_selection import ChosenLetters
-from txmq.cli.options import By, ByForReason, Group, NextPage, Yes
+from txmq.cli.options import By, ByForReason, Group, Limit, NextPage, Yes
 from txmq.cli.parsers import MessagePlace, parse_duration, parse_name, parse_place
 from txmq.cli.plan_options import Canary, InFlight, Most, Rate, StopAfter, StopShare
 from txmq.cli.replay_plans import (
@@ -146,7 +146,7 @@ def letters(
         typer.Option(parser=_outcome, metavar="OUTCOME", help=f"One of {', '.join(OUTCOMES)}."),
     ] = None,
     after: NextPage = None,
-    limit: Annotated[int, typer.Option(min=1, max=10_000, help="Maximum number of letters.")] = 100,
+    limit: Limit = 100,
 ) -> None:
     """List letters of a plan, in the order of publication, with what became of each."""
     found: list[Any] = []

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
 import typer
 
 from txmq.cli.command import CommandSession, broker_command
@@ -14,7 +12,7 @@ from txmq.cli.letter_selection import (
     RetriedWhere,
     parse_selection,
 )
-from txmq.cli.options import By, ByForReason, Group, NextPage, Yes
+from txmq.cli.options import By, ByForReason, Group, Limit, NextPage, Yes
 from txmq.model.letter_filter import retried
 
 app = typer.Typer(
@@ -35,9 +33,7 @@ def list_(
     *,
     where: RetriedWhere = None,
     after: NextPage = None,
-    limit: Annotated[
-        int, typer.Option(min=1, max=10_000, help="Maximum number of messages.")
-    ] = 100,
+    limit: Limit = 100,
 ) -> None:
     """List messages that are retried: when each has its next attempt, its last error,
     and which consumer has it.

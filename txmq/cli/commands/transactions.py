@@ -12,7 +12,7 @@ import typer
 from txmq.cli.command import CommandSession, broker_command
 from txmq.cli.commands.audit import brief_entries
 from txmq.cli.database import Dsn, open_database
-from txmq.cli.options import Bodies, ByForReason, Token
+from txmq.cli.options import Bodies, ByForReason, Limit, Token
 from txmq.cli.output import FAILED, format_time
 from txmq.cli.parsers import parse_moment, parse_token
 from txmq.cli.rows import with_decoded_body
@@ -68,9 +68,7 @@ def list_(
             "keys; open: not all parts are stored; conflicts: refused opposite decisions.",
         ),
     ] = TransactionFilter.UNDECIDED,
-    limit: Annotated[
-        int, typer.Option(min=1, max=10_000, help="Maximum number of transactions.")
-    ] = 100,
+    limit: Limit = 100,
 ) -> None:
     """List transactions, the oldest first. Conflicts: the newest first."""
     columns = () if state is TransactionFilter.CONFLICTS else COLUMNS
@@ -86,9 +84,7 @@ def show(
     after: Annotated[
         int, typer.Option(min=0, help="Skip this many messages: `next` of the page before.")
     ] = 0,
-    limit: Annotated[
-        int, typer.Option(min=1, max=10_000, help="Maximum number of messages.")
-    ] = 100,
+    limit: Limit = 100,
 ) -> None:
     """Show a transaction: its decider, outcome, messages, and the transactions ahead of
     it.
