@@ -25,15 +25,16 @@ class Finds(Protocol):
     ) -> Iterator[FoundMessage]: ...
 
 
-class ClientSpool:
-    """The messages of a client that wait on local disk. For any number of threads.
+class SpoolFigures:
+    """Figures of the messages of a client that wait on local disk, for all faces and
+    any number of threads.
 
     Messages of processes that ended before, which this client has taken over, count
     too. `own_chain` returns the spools of this process: a child of a fork has its own.
     """
 
-    def __init__(self, own_chain: Callable[[], SpoolChain], client: Finds) -> None:
-        self._own_chain, self._client = own_chain, client
+    def __init__(self, own_chain: Callable[[], SpoolChain]) -> None:
+        self._own_chain = own_chain
 
     @property
     def _chain(self) -> SpoolChain:
@@ -64,6 +65,14 @@ class ClientSpool:
     def refused(self) -> int:
         """Messages that the broker refused for good: `txmq recover` lists them."""
         return self._chain.refused
+
+
+class ClientSpool(SpoolFigures):
+    """The messages of a client that wait on local disk. For any number of threads."""
+
+    def __init__(self, own_chain: Callable[[], SpoolChain], client: Finds) -> None:
+        super().__init__(own_chain)
+        self._client = client
 
     def wait(self, timeout: Duration | None = None) -> None:
         """Wait until everything is at the broker, or among the refused.
