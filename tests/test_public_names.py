@@ -27,6 +27,7 @@ import txmq.twisted
 from txmq.client.protocol.audit import AuditOptions
 from txmq.client.protocol.consumer.settings import ConsumerOptions
 from txmq.client.protocol.letters import LetterOptions
+from txmq.client.protocol.message_search import FindOptions, TraceOptions
 from txmq.client.protocol.sender.rows import Fields
 from txmq.client.protocol.settings import Options
 from txmq.client.protocol.transaction.options import TransactionOptions, XaOptions
@@ -96,11 +97,11 @@ CALLS = {
         "transaction": "connection checker **TransactionOptions",
         "xa": "*connections **XaOptions",
         "register_checker": "name checker",
-        "find": "topic message_id key partition offset start end body header",
+        "find": "topic **FindOptions",
         "letters": "group saved bodies **LetterOptions",
         "plan": "name",
         "audit": "**AuditOptions",
-        "trace": "key message_id limit body header",
+        "trace": "key limit **TraceOptions",
         "describe_cluster": "",
         "recall": "message",
         "call": "name **args",
@@ -213,6 +214,8 @@ FIELDS = {
     TransactionOptions: "timeout check_after on_unavailable",
     XaOptions: "timeout check_after node",
     AuditOptions: ("operator call about topic start end"),
+    FindOptions: "message_id key partition offset start end body header",
+    TraceOptions: "message_id body header",
     LetterOptions: (
         "states topic key error_type fingerprint text header min_attempts max_attempts "
         "died_from died_before"

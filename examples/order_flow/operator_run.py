@@ -5,8 +5,8 @@ remove the cause, replay the rest, and abandon what cannot succeed.
 
 This is a process of its own, which keeps the JVM and its output apart from the
 director. Plans and HTML pages go into DIRECTORY. The environment names broker and
-database: TXMQ_BROKER, TXMQ_DSN. `spark-submit spark/reconcile.py` and `spark/replay.py`
-do the same step by step.
+database: TXMQ_BROKER, TXMQ_DSN. `txmq-spark reconcile` and `txmq-spark replay` do the
+same step by step.
 """
 
 from __future__ import annotations

@@ -15,6 +15,7 @@ from twisted.internet.task import Clock
 from twisted.internet.testing import StringTransport
 from twisted.python.failure import Failure
 
+from tests.store.simfs import SimFS
 from txmq import errors
 from txmq.batch import encode, verify
 from txmq.broker.assembly import Assembly
@@ -36,7 +37,6 @@ from txmq.model.units import SECOND
 from txmq.store.log.log import Log
 from txmq.store.log.writer import Flush
 from txmq.store.tables import MemoryTables
-from txmq.testing.simfs import SimFS
 from txmq.wire import data_requests
 from txmq.wire.calls.encoding import encode_call
 from txmq.wire.data_requests import Opcode

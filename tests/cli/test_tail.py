@@ -4,88 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from itertools import islice
-from types import SimpleNamespace
 
 import pytest
 
 from tests.cli.support import NOBODY, ScriptedClient, client, run
-from txmq.batch import encode
-from txmq.cli.commands.tail import WAIT_MS, json_fields, read_partitions, text_line
-from txmq.model.message import Message, ReceivedMessage
-from txmq.wire.chunks import Chunk, Chunks
+from txmq.cli.commands.tail import json_fields, text_line
+from txmq.model.message import ReceivedMessage
 
 __all__ = ["client"]
 NOON = 1_782_907_200_000_000  # 2026-07-01T12:00:00Z
-PRODUCER = bytes(range(16))
-
-
-def batch(bodies: list[bytes], sequence: int) -> bytes:
-    messages = [Message(body, "k") for body in bodies]
-    return encode(
-        messages, producer_id=PRODUCER, epoch=0, sequence=sequence, born_at=[NOON] * len(bodies)
-    )
-
-
-class Partitions:
-    """Partitions as lists of batches. Whole batches are read, as at a broker."""
-
-    def __init__(self, **partitions: list[list[bytes]]) -> None:
-        self.batches = {
-            int(name.removeprefix("p")): batches for name, batches in partitions.items()
-        }
-        self.asked: list[tuple[int, int, int]] = []
-        self.open: list[tuple[int, int]] = []
-
-    def poll(self, partition: int, offset: int, wait_ms: int) -> None:
-        self.asked.append((partition, offset, wait_ms))
-        self.open.append((partition, offset))
-
-    def replies(self) -> Iterator[tuple[int, Chunks]]:
-        partition, offset = self.open.pop(0)
-        base = 0
-        for bodies in self.batches[partition]:
-            if offset < base + len(bodies):
-                chunk = Chunk(
-                    "t", partition, base, NOON, 0, 1, 0, -1, 0, len(bodies), batch(bodies, base)
-                )
-                yield partition, Chunks(0, base + len(bodies), (chunk,))
-                return
-            base += len(bodies)
-        yield partition, Chunks(0, offset, ())
-
-
-def places(messages: Iterator[ReceivedMessage]) -> list[tuple[int, int, bytes]]:
-    return [(message.partition, message.offset, message.body) for message in messages]
-
-
-def test_each_partition_is_read_in_order_to_the_end_that_was_asked_for() -> None:
-    polls = Partitions(p0=[[b"a", b"b"], [b"c"], [b"later"]], p2=[[b"x"]])
-    found = places(read_partitions(polls, {0: 0, 2: 0}, {0: 3, 2: 1}))
-    assert [place for place in found if place[0] == 0] == [(0, 0, b"a"), (0, 1, b"b"), (0, 2, b"c")]
-    assert [place for place in found if place[0] == 2] == [(2, 0, b"x")]
-    assert {wait_ms for _partition, _offset, wait_ms in polls.asked} == {0}
-
-
-def test_a_batch_that_begins_before_the_start_gives_only_its_later_rows() -> None:
-    polls = Partitions(p0=[[b"a", b"b", b"c"]])
-    assert places(read_partitions(polls, {0: 1}, {0: 3})) == [(0, 1, b"b"), (0, 2, b"c")]
-
-
-def test_a_partition_with_nothing_to_read_is_not_asked() -> None:
-    polls = Partitions(p0=[[b"a"]])
-    assert places(read_partitions(polls, {0: 1, 1: 5}, {0: 1, 1: 3})) == []
-    assert polls.asked == []
-
-
-def test_following_asks_again_after_every_answer_and_waits() -> None:
-    polls = Partitions(p0=[[b"a"]], p1=[[], [b"x", b"y"]])
-    assert places(islice(read_partitions(polls, {0: 0, 1: 0}), 3)) == [
-        (0, 0, b"a"),
-        (1, 0, b"x"),
-        (1, 1, b"y"),
-    ]
-    assert polls.asked == [(0, 0, WAIT_MS), (1, 0, WAIT_MS), (0, 1, WAIT_MS)]
 
 
 def message(body: bytes, **fields: str | None) -> ReceivedMessage:
@@ -138,11 +65,7 @@ def tokyo(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("tokyo")
-def test_a_time_without_a_zone_is_local(
-    client: ScriptedClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    reader = SimpleNamespace(close=lambda: None)  # there is nothing to read
-    monkeypatch.setattr("txmq.cli.commands.tail.TopicReader", lambda _url, _topic: reader)
+def test_a_time_without_a_zone_is_local(client: ScriptedClient) -> None:
     client.replies = [{"firsts": [0], "ends": [5]}, {"messages": []}] * 2
     for start in ("2026-07-01T21:00", "2026-07-01T12:00Z"):
         assert run("tail", "orders", f"--from={start}", "--no-follow").exit_code == 0

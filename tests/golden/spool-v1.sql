@@ -23,11 +23,6 @@ CREATE TABLE refused (
     sum INTEGER NOT NULL,          -- CRC32C of the columns from topic to encoded
     error TEXT NOT NULL, text TEXT NOT NULL, at INTEGER NOT NULL, outcome TEXT NOT NULL
 );
-CREATE TABLE renewed (
-    id INTEGER PRIMARY KEY,
-    session TEXT NOT NULL, sequence INTEGER NOT NULL, times INTEGER NOT NULL,
-    sum INTEGER NOT NULL           -- CRC32C of the columns from session to times
-);
 CREATE TABLE damaged (             -- as they were found
     id INTEGER PRIMARY KEY, topic, partition, epoch, explicit, doubtful, stored_at, encoded, sum, split
 );

@@ -12,6 +12,7 @@ import msgpack
 from twisted.internet.defer import Deferred
 
 from tests.simulation.network import SimulatedConnection
+from tests.store.simfs import PowerCut
 from txmq.broker.assembly import Assembly
 from txmq.broker.data_directory.storage import roll_forward
 from txmq.broker.engine.engine import Engine
@@ -24,7 +25,6 @@ from txmq.store.log.log import Log
 from txmq.store.log.segment import read_log_id
 from txmq.store.snapshot import newest_snapshot, read_rows, write_snapshot
 from txmq.store.tables import META, NAMES, MemoryTables
-from txmq.testing.simfs import PowerCut
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -34,10 +34,10 @@ if TYPE_CHECKING:
 
     from tests.simulation.clock import SimulatedClock
     from tests.simulation.network import ClientConnection
+    from tests.store.simfs import SimFS
     from txmq.broker.checkback.resolvers import Resolvers
     from txmq.core.state.state import State
     from txmq.core.transactions.model import Transaction
-    from txmq.testing.simfs import SimFS
 
 DATA = "/data"
 SEGMENT, PREALLOCATE = 64 << 10, 8 << 10

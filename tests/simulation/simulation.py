@@ -34,6 +34,7 @@ from tests.simulation.history import InvariantBroken, SimulationHistory
 from tests.simulation.invariants import check_everything
 from tests.simulation.simulated_broker import SimulatedBroker
 from tests.simulation.world import PREPARED, SimulatedWorld
+from tests.store.simfs import PowerCut
 from txmq.broker import assembly
 from txmq.broker.engine.engine import Engine
 from txmq.core.consumers import background_work, resets
@@ -41,7 +42,6 @@ from txmq.core.topics import key_order
 from txmq.core.transactions import half_storage, large_bundles
 from txmq.errors import StoreError
 from txmq.model.units import HOUR
-from txmq.testing.simfs import PowerCut
 from txmq.wire.calls.encoding import encode_call
 from txmq.wire.data_requests import Opcode
 

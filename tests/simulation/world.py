@@ -10,8 +10,8 @@ from tests.simulation.clock import SimulatedClock
 from tests.simulation.database import SimulatedDatabase
 from tests.simulation.history import SimulationHistory
 from tests.simulation.simulated_broker import EPOCH_US, SimulatedBroker
+from tests.store.simfs import SimFS
 from txmq.model.units import SECOND
-from txmq.testing.simfs import SimFS
 
 PREPARED, COMMITTED, ROLLED_BACK = "prepared", "committed", "rolled back"
 

@@ -1,6 +1,4 @@
-"""Each command line of `txmq-spark` in its document, and in the programs for
-`spark-submit`, is one that it takes.
-"""
+"""Each command line of `txmq-spark` in its document is one that it takes."""
 
 from __future__ import annotations
 
@@ -17,7 +15,6 @@ SPARK = Path(__file__).parents[2] / "spark"
 DOCUMENT = SPARK / "README.md"
 BLOCK = re.compile(r"^```sh\n(.*?)^```", re.MULTILINE | re.DOTALL)
 COMMAND = re.compile(r"(?:^txmq-spark|/__main__\.py) (.+)$", re.MULTILINE)
-USAGE = re.compile(r"spark-submit spark/(.+)\.py (.+)$", re.MULTILINE)
 
 
 def command_lines(text: str) -> Iterator[list[str]]:
@@ -39,15 +36,6 @@ def test_each_command_line_of_the_document_is_taken() -> None:
     assert {words[0] for words in found} == JOBS.keys()
     for words in found:
         command_parser().parse_args(words)  # exits with 2 where it is wrong
-
-
-@pytest.mark.parametrize("job", ["reconcile", "replay"])
-def test_each_usage_of_a_program_is_taken(job: str) -> None:
-    program = (SPARK / f"{job}.py").read_text().replace("\\\n", " ")
-    usages = USAGE.findall(program)
-    assert {named for named, _words in usages} == {job}
-    for _job, words in usages:
-        command_parser().parse_args([job, *shlex.split(words)])
 
 
 @pytest.mark.parametrize("line", ["replay --rate 5", "watch --group", "make --plan p"])

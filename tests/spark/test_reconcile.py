@@ -42,7 +42,7 @@ from txmq.wire.bundle import (
 from txmq.wire.data_requests import Opcode
 from txmq_spark import reconcile
 from txmq_spark.commands import plan_commands
-from txmq_spark.commands.command_line import reconcile_main, replay_main
+from txmq_spark.commands.command_line import main
 from txmq_spark.database import snapshot as database_snapshot
 from txmq_spark.database.mapping import BusinessTable, Mapping
 from txmq_spark.evidence import token_states
@@ -299,9 +299,9 @@ def made(
         patch.setattr(plan_commands, "job_session", lambda: nullcontext(spark))
         patch.setattr(reconcile, "in_parts", killing)
         patch.setenv("TXMQ_DSN", failed.dsn)
-        assert reconcile_main(asked) == 1
+        assert main(["reconcile", *asked]) == 1
         assert not (directory / "plan").exists()
-        assert reconcile_main(asked) == 0
+        assert main(["reconcile", *asked]) == 0
     kept = frames_kept(spark) - kept
     return Reconciled(directory, tuple(deaths), errors.getvalue(), out.getvalue(), kept)
 
@@ -414,24 +414,24 @@ def test_a_plan_is_replayed_once_by_the_command(
     at_once = ["--rate=0", "--ramp=0"]
     with failed_shop(tmp_path / "shop", postgres, databases) as shop:
         monkeypatch.setenv("TXMQ_DSN", shop.dsn)
-        assert reconcile_main(arguments(shop, tmp_path)) == 0
+        assert main(["reconcile", *arguments(shop, tmp_path)]) == 0
         capsys.readouterr()
         asked = [f"--broker={shop.url}", f"--plan={tmp_path / 'plan'}", "--operator=ada"]
-        assert replay_main([*asked, "--dry-run"]) == 0
+        assert main(["replay", *asked, "--dry-run"]) == 0
         assert capsys.readouterr().out == "4 planned\n"
         shop.client.call("plan.cancel", name="night")
-        assert replay_main([*asked, *at_once, "--no-wait"]) == 0
+        assert main(["replay", *asked, *at_once, "--no-wait"]) == 0
         assert "plan spark-" in capsys.readouterr().out
         consume(shop, frozenset())
         assert effects(shop) == ["applied 1", "chain 1", "chain 2", "fine 1", "old 2", "well 1"]
-        assert replay_main([*asked, *at_once]) == 0
+        assert main(["replay", *asked, *at_once]) == 0
         assert "4 processed" in capsys.readouterr().out
-        assert replay_main([*asked, "--plan=/etc", "--dry-run"]) == 1
+        assert main(["replay", *asked, "--plan=/etc", "--dry-run"]) == 1
     assert (
         "/etc has no plan.json (name a directory that reconcile wrote)" in capsys.readouterr().err
     )
     with pytest.raises(SystemExit) as wrong:
-        replay_main([*asked, "--canary=0"])
+        main(["replay", *asked, "--canary=0"])
     assert wrong.value.code == 2
 
 
@@ -446,10 +446,10 @@ def test_what_could_not_be_written_in_the_end_is_refused_at_the_beginning(
     }
     for option, says in wrong.items():
         dsn = ["--dsn=host=nowhere"] if "." in option else ["--dsn="]
-        assert reconcile_main([*asked, *dsn, option]) == 1
+        assert main(["reconcile", *asked, *dsn, option]) == 1
         assert says in capsys.readouterr().err
     for option in ("--name=n", "--rate=5", "--ramp=0", "--canary=3", "--pause"):
-        assert replay_main(["--plan=p", "--to-topic=t", option]) == 1
+        assert main(["replay", "--plan=p", "--to-topic=t", option]) == 1
         told = capsys.readouterr().err
         assert told.startswith(f"txmq: {option.partition('=')[0]}: ")
         assert "leave it out" in told
@@ -471,7 +471,7 @@ def test_a_directory_that_is_no_plan_is_refused_before_the_work(
         (str(tmp_path), "photo.jpg, which is of no plan"),
         ("s3a://bucket/plan", "S3AFileSystem not found"),
     ):
-        assert reconcile_main(["--group=g", f"--plan={place}"]) == 1
+        assert main(["reconcile", "--group=g", f"--plan={place}"]) == 1
         assert says in capsys.readouterr().err
 
 

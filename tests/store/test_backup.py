@@ -27,6 +27,7 @@ from tests.store.log.harness import (
     new_disk,
     open_log,
 )
+from tests.store.simfs import SimFS, crash_points
 from txmq.broker.data_directory.restore import EVERYTHING, restore_log
 from txmq.config.broker import BrokerSettings
 from txmq.errors import (
@@ -49,7 +50,6 @@ from txmq.store.log.record import Record
 from txmq.store.log.segment import HEADER_SIZE, list_segments
 from txmq.store.restore import Until
 from txmq.store.snapshot import snapshot_positions, write_snapshot
-from txmq.testing.simfs import SimFS, crash_points
 
 BACKUP, NEW = "/mnt/backup", "/srv/new"
 SETTINGS = BrokerSettings.model_construct(
@@ -236,8 +236,8 @@ def beyond_durable(extent: LogExtent) -> list[tuple[int, int]]:
 
 def unsynced(self: Any, *arguments: Any) -> int:
     with (
-        patch("txmq.testing.simfs.SimFile.fsync", lambda _file: None),
-        patch("txmq.testing.simfs.SimFile.fdatasync", lambda _file: None),
+        patch("tests.store.simfs.SimFile.fsync", lambda _file: None),
+        patch("tests.store.simfs.SimFile.fdatasync", lambda _file: None),
     ):
         return int(TRANSFER(self, *arguments))
 

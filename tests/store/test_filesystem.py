@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.store.simfs import SimFS
 from txmq.errors import DirectoryInUse, DiskFull, StoreError
 from txmq.store import filesystem
 from txmq.store.filesystem import (
@@ -25,7 +26,6 @@ from txmq.store.filesystem import (
     user_name,
 )
 from txmq.store.index.environment import translate_errors
-from txmq.testing.simfs import SimFS
 
 
 @pytest.fixture(params=["real", "simulated"])

@@ -20,6 +20,7 @@ from tests.store.log.harness import (
     new_disk,
     open_log,
 )
+from tests.store.simfs import SimFS, crash_points
 from txmq.errors import BackupMismatch, CorruptRecord, RestoreUnfinished
 from txmq.store import log_copy
 from txmq.store.backup import LogExtent
@@ -35,7 +36,6 @@ from txmq.store.snapshot import (
     snapshot_positions,
     write_snapshot,
 )
-from txmq.testing.simfs import SimFS, crash_points
 
 ROWS = [("meta", b"place", b"there")]
 

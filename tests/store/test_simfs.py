@@ -7,8 +7,8 @@ from random import Random
 
 import pytest
 
+from tests.store.simfs import PowerCut, SimFS, crash_points
 from txmq.errors import DiskFull, StoreError
-from txmq.testing.simfs import PowerCut, SimFS, crash_points
 
 IMAGES = 200
 

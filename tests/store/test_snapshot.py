@@ -9,11 +9,11 @@ from uuid import UUID, uuid4
 import pytest
 
 from tests.store.log.harness import DIRECTORY, LOG_ID
+from tests.store.simfs import SimFS
 from txmq.errors import CorruptRecord, UnsupportedFormat
 from txmq.store import snapshot as module
 from txmq.store.filesystem import FileSystem, RealFileSystem
 from txmq.store.snapshot import Row, newest_snapshot, read_rows, write_snapshot
-from txmq.testing.simfs import SimFS
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "snapshot-v1.snap"
 GOLDEN_POSITION = 4_160

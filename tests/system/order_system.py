@@ -118,7 +118,7 @@ class OrderSystem(NamedTuple):
 
     def messages(self) -> list[PlacedOrder]:
         """Return the orders in the topic, by partition and offset."""
-        found = read_topic(self.client, self.broker.url, TOPIC)
+        found = read_topic(self.client, TOPIC)
         return [
             PlacedOrder.decode(message.body)
             for message in sorted(found, key=lambda m: (m.partition, m.offset))

@@ -49,7 +49,7 @@ def wait_for_receipts(history: SendHistory, more: int) -> None:
 
 def check(broker: OwnBroker, history: SendHistory) -> None:
     with connect(broker.url) as client:
-        topic = topic_rows(read_topic(client, broker.url, TOPIC))
+        topic = topic_rows(read_topic(client, TOPIC))
     assert find_faults(history, topic) == []
 
 

@@ -117,7 +117,7 @@ def test_a_large_transaction_comes_whole_and_in_one(system: OrderSystem) -> None
     check_with_relay(system)
     by_key: dict[str | None, list[int]] = {}
     for message in sorted(
-        read_topic(system.client, system.broker.url, "large"), key=lambda m: (m.partition, m.offset)
+        read_topic(system.client, "large"), key=lambda m: (m.partition, m.offset)
     ):
         by_key.setdefault(message.key, []).append(int(message.body))
     assert by_key == {f"k{key}": list(range(key, LARGE, 7)) for key in range(7)}

@@ -85,10 +85,6 @@ def test_old_segments_go_to_the_archive_and_a_killed_broker_goes_on(tmp_path: Pa
 
 
 def test_a_reader_from_the_beginning_gets_the_first_offset_that_is_left(tmp_path: Path) -> None:
-    from contextlib import closing
-
-    from txmq.cli.commands.tail import TopicReader, read_partitions
-
     with (
         OwnBroker(tmp_path / "own", SETTINGS) as broker,
         txmq.connect(broker.url, service="s") as client,
@@ -99,9 +95,6 @@ def test_a_reader_from_the_beginning_gets_the_first_offset_that_is_left(tmp_path
             lambda: client.call("topic.show", name="t")["firsts"] == [1],
             what="the message to be too old",
         )
-        with (
-            closing(TopicReader(broker.url, "t")) as reader,
-            pytest.raises(OffsetOutOfRange) as raised,
-        ):
-            next(iter(read_partitions(reader, {0: 0}, {0: 1})))
+        with pytest.raises(OffsetOutOfRange) as raised:
+            client.read("t", 0, 0)
         assert raised.value.detail == {"first": 1, "end": 1}

@@ -5,22 +5,22 @@ outages.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from threading import Event, Thread
 
 from tests.system.send_history import TopicRow
 from txmq import ReceivedMessage, connect
-from txmq.cli.commands.tail import TopicReader, read_partitions
+from txmq.cli.commands.tail import read_topic as read_partitions
 from txmq.client.blocking.client import Client
 from txmq.errors import BrokerUnavailable, ConnectionLost, RequestTimeout
 
 BROKER_AWAY = (BrokerUnavailable, ConnectionLost, RequestTimeout)
 
 
-def read_topic(client: Client, url: str, topic: str) -> list[ReceivedMessage]:
+def read_topic(client: Client, topic: str) -> list[ReceivedMessage]:
     """Return every message that is published now."""
     ends = dict(enumerate(client.call("topic.show", name=topic)["ends"]))
-    return list(_read(url, topic, dict.fromkeys(ends, 0), ends))
+    return list(read_partitions(client, topic, dict.fromkeys(ends, 0), ends))
 
 
 def topic_rows(messages: list[ReceivedMessage]) -> list[TopicRow]:
@@ -29,13 +29,6 @@ def topic_rows(messages: list[ReceivedMessage]) -> list[TopicRow]:
 
 def topic_row(message: ReceivedMessage) -> TopicRow:
     return TopicRow(message.partition, message.offset, message.key, message.body.decode())
-
-
-def _read(
-    url: str, topic: str, starts: dict[int, int], ends: dict[int, int]
-) -> Iterator[ReceivedMessage]:
-    with closing(TopicReader(url, topic)) as reader:
-        yield from read_partitions(reader, starts, ends)
 
 
 @contextmanager
@@ -59,9 +52,8 @@ def _observe(url: str, topic: str, observe: Callable[[TopicRow], None], stop: Ev
         while not stop.wait(0.02):
             try:
                 ends = dict(enumerate(client.call("topic.show", name=topic)["ends"]))
-                for message in _read(
-                    url, topic, {part: starts.get(part, 0) for part in ends}, ends
-                ):
+                begin = {part: starts.get(part, 0) for part in ends}
+                for message in read_partitions(client, topic, begin, ends):
                     observe(topic_row(message))
                     starts[message.partition] = message.offset + 1
             except BROKER_AWAY:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from math import isfinite
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, get_type_hints
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, cast, get_type_hints
 
 import typer
 
@@ -103,9 +103,9 @@ def local_command(
             _require_sound_numbers(arguments)
             out = Output(as_json=as_json)
             with out.reporting_errors():
-                function(out, **arguments)  # type: ignore[call-arg]  # passed by keyword
+                function(out, **_gathered(groups, arguments))  # type: ignore[call-arg]  # passed by keyword
 
-        _give_signature(run, function, {"as_json": AsJson})
+        groups = _give_signature(run, function, {"as_json": AsJson})
         _add(app, name, run, example)
         return function
 
@@ -123,9 +123,9 @@ def broker_command(
         def run(as_json: bool, broker: str, **arguments: Any) -> None:  # noqa: ANN401, FBT001
             _require_sound_numbers(arguments)
             with open_session(Output(as_json=as_json), broker) as session:
-                function(session, **arguments)  # type: ignore[call-arg]  # passed by keyword
+                function(session, **_gathered(groups, arguments))  # type: ignore[call-arg]  # passed by keyword
 
-        _give_signature(run, function, {"broker": BrokerUrl, "as_json": AsJson})
+        groups = _give_signature(run, function, {"broker": BrokerUrl, "as_json": AsJson})
         _add(app, name, run, example)
         return function
 
@@ -168,23 +168,46 @@ def _unwrapped(text: str) -> str:
 
 def _give_signature(
     run: Callable[..., None], function: Callable[..., None], shared: Mapping[str, object]
-) -> None:
+) -> dict[str, Any]:
     """Give `run` the signature and the docstring that typer reads.
 
     It has the parameters of `function` without the first one, and the shared options.
+    A parameter of a NamedTuple's type stands for the options that are its fields;
+    return these types by the names of their parameters.
     """
     hints = get_type_hints(function, include_extras=True)
-    own: Sequence[inspect.Parameter] = list(inspect.signature(function).parameters.values())[1:]
-    options = [
+    groups: dict[str, Any] = {}
+    parameters: list[inspect.Parameter] = []
+    for own in list(inspect.signature(function).parameters.values())[1:]:
+        hint = hints[own.name]
+        if isinstance(hint, type) and hasattr(hint, "_fields"):
+            groups[own.name] = group = cast("Any", hint)
+            of_fields = get_type_hints(group, include_extras=True)
+            parameters += [
+                own.replace(
+                    name=field,
+                    annotation=of_fields[field],
+                    default=group._field_defaults.get(field, inspect.Parameter.empty),
+                )
+                for field in group._fields
+            ]
+        else:
+            parameters.append(own.replace(annotation=hint))
+    parameters += [
         inspect.Parameter(
             option, inspect.Parameter.KEYWORD_ONLY, default=SHARED_DEFAULTS[option], annotation=hint
         )
         for option, hint in shared.items()
     ]
-    parameters = [
-        parameter.replace(annotation=hints[parameter.name]) for parameter in own
-    ] + options
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # functions accept attributes
     run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     # A list of commands would keep the lines of the docstring.
     run.__doc__ = _unwrapped(inspect.getdoc(function) or "")
+    return groups
+
+
+def _gathered(groups: Mapping[str, Any], arguments: dict[str, Any]) -> dict[str, Any]:
+    """Return arguments with the options of each group as one value."""
+    for name, group in groups.items():
+        arguments[name] = group(*[arguments.pop(field) for field in group._fields])
+    return arguments

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import time
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import typer
 
@@ -57,43 +57,59 @@ Saved = Annotated[
 ]
 
 
-def chosen_letters(
-    group: str,
-    letters: list[MessagePlace] | None,
-    where: list[str] | None,
-    saved: str | None,
-    *,
-    everything: bool,
-) -> dict[str, Any]:
-    """Return the arguments of a call for the letters that are named, or selected in one
-    of three ways.
+class Selected(NamedTuple):
+    """Letters by their properties, or by a saved selection; all where neither is
+    given.
     """
-    ways = bool(letters) + everything + (bool(where) or saved is not None)
-    if ways != 1:
-        raise typer.BadParameter(
-            "select the letters: use either TOPIC/PARTITION/OFFSET, --all, --where or --select"
-        )
-    return {"letters": letters} if letters else selection_args(group, where, saved)
+
+    where: Where = None
+    select: Saved = None
+
+    def args(self, group: str) -> dict[str, Any]:
+        """Return the arguments of a call for these letters."""
+        if self.select is None:
+            return {"select": parse_selection(self.where, group)}
+        if self.where:
+            raise typer.BadParameter("use either --where or --select")
+        return {"saved": self.select}
 
 
-def chosen_retries(
-    group: str, places: list[MessagePlace] | None, where: list[str] | None, *, everything: bool
-) -> dict[str, Any]:
-    """Return the arguments of a call for the messages that are named, or selected."""
-    if bool(places) + everything + bool(where) != 1:
-        raise typer.BadParameter(
-            "select the messages: use either TOPIC/PARTITION/OFFSET, --all or --where"
-        )
-    if places:
-        return {"letters": places}
-    return {"select": retried(parse_selection(where, group))}
+class ChosenLetters(NamedTuple):
+    """Letters that are named, or selected in one of three ways."""
+
+    letter: Letters = None
+    everything: AllLetters = False
+    where: Where = None
+    select: Saved = None
+
+    def args(self, group: str) -> dict[str, Any]:
+        """Return the arguments of a call for these letters."""
+        selected = bool(self.where) or self.select is not None
+        if bool(self.letter) + self.everything + selected != 1:
+            raise typer.BadParameter(
+                "select the letters: use either TOPIC/PARTITION/OFFSET, --all, --where or --select"
+            )
+        if self.letter:
+            return {"letters": self.letter}
+        return Selected(self.where, self.select).args(group)
 
 
-def selection_args(group: str, where: list[str] | None, saved: str | None) -> dict[str, Any]:
-    """Return the arguments of a call for the letters that are selected."""
-    if saved is not None and where:
-        raise typer.BadParameter("use either --where or --select")
-    return {"select": parse_selection(where, group)} if saved is None else {"saved": saved}
+class ChosenRetries(NamedTuple):
+    """Messages that are retried, and are named or selected."""
+
+    message: RetriedPlaces = None
+    everything: AllRetries = False
+    where: RetriedWhere = None
+
+    def args(self, group: str) -> dict[str, Any]:
+        """Return the arguments of a call for these messages."""
+        if bool(self.message) + self.everything + bool(self.where) != 1:
+            raise typer.BadParameter(
+                "select the messages: use either TOPIC/PARTITION/OFFSET, --all or --where"
+            )
+        if self.message:
+            return {"letters": self.message}
+        return {"select": retried(parse_selection(self.where, group))}
 
 
 def parse_selection(filters: list[str] | None, group: str | None = None) -> dict[str, Any]:

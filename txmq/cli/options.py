@@ -6,7 +6,7 @@ import os
 import re
 from getpass import getuser
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
@@ -82,6 +82,22 @@ Operator = Annotated[
         help="Operator who makes the change, recorded in the log.",
     ),
 ]
+
+
+class By(NamedTuple):
+    """Who makes a change, and why, if that is said."""
+
+    operator: Operator
+    reason: Reason = ""
+
+
+class ByForReason(NamedTuple):
+    """Who makes a change, and why, which has to be said."""
+
+    operator: Operator
+    reason: Reason
+
+
 Topic = Annotated[
     str, typer.Argument(metavar="TOPIC", parser=parse_name, help="Name of the topic.")
 ]
@@ -118,3 +134,4 @@ NextPage = Annotated[
     str | None, typer.Option("--after", metavar="NEXT", help="Start at `next` of the page before.")
 ]
 PartitionFilter = Annotated[int | None, typer.Option(min=0, help="Only in this partition.")]
+Limit = Annotated[int, typer.Option(min=1, max=10_000, help="Maximum number of results.")]

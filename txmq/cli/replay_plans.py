@@ -14,6 +14,7 @@ from txmq.crashpoints import crashpoint
 
 if TYPE_CHECKING:
     from txmq.cli.command import CommandSession
+    from txmq.cli.options import By
     from txmq.tx.postgres.inbox import AppliedRanges, Position
 
 POLL_S = 0.05
@@ -21,15 +22,14 @@ AT_ONCE = {"rate": 0, "ramp_s": 0, "in_flight": 0, "stop_after": 0, "start": Tru
 LONGEST_PREFIX = 100  # characters of a group in the name of its plan, which is bounded
 
 
-def replay_all(session: CommandSession, group: str, operator: str, reason: str) -> dict[str, Any]:
+def replay_all(session: CommandSession, group: str, by: By) -> dict[str, Any]:
     """Replay all open letters of a group by a plan, and wait until the last one is put
     back. Return the letters, and those that were not put back, with the reason.
     """
     name = new_plan_name(group)
     session.client.call(
-        "plan.create", name=name, group=group, select={}, settings=AT_ONCE, operator=operator,
-        reason=reason,
-    )  # fmt: skip
+        "plan.create", name=name, group=group, select={}, settings=AT_ONCE, **by._asdict()
+    )
     crashpoint("plan.after_create")
     ended = wait_while(session, name, _puts_back)
     done: list[Any] = []

@@ -2,7 +2,7 @@
 
 Only this module calls the kernel for the log and the snapshots. Only this module turns
 an OSError into an error of txmq: DiskFull where no space is left, else StoreError.
-`txmq.testing.simfs` implements the same Protocol in memory, with power cuts;
+`tests.store.simfs` implements the same Protocol in memory, with power cuts;
 tests/store/test_filesystem.py holds both to one contract.
 
 Directories get mode 0700, files 0600. Nothing is durable before its fsync: neither the

@@ -75,20 +75,6 @@ def command_parser() -> ArgumentParser:
     return parser
 
 
-def reconcile_main(arguments: Sequence[str] | None = None) -> int:
-    """Run `spark-submit spark/reconcile.py`: write the plan and the report."""
-    return _main_of("reconcile", arguments)
-
-
-def replay_main(arguments: Sequence[str] | None = None) -> int:
-    """Run `spark-submit spark/replay.py`: carry out a plan."""
-    return _main_of("replay", arguments)
-
-
-def _main_of(job: str, arguments: Sequence[str] | None) -> int:
-    return main([job, *(sys.argv[1:] if arguments is None else arguments)])
-
-
 @contextmanager
 def _ended_by_signals(status: int) -> Iterator[None]:
     """Let SIGTERM and Ctrl-C end the block in order, with its queries and the JVM.

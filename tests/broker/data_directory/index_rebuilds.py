@@ -27,6 +27,7 @@ from tests.broker.data_directory.index_world import (
 from tests.broker.data_directory.random_everything import Everything
 from tests.broker.data_directory.random_work import POSTGRES
 from tests.broker.support import BEGAN
+from tests.store.simfs import SimFS, crash_points
 from txmq.broker.data_directory.offline import rebuild
 from txmq.broker.data_directory.storage import open_directory
 from txmq.core.topics.topics import CreateTopic
@@ -35,7 +36,6 @@ from txmq.errors import TxmqError
 from txmq.model.message import Decision
 from txmq.store.index import environment, lmdb_tables
 from txmq.store.index.digest import DATA, walk
-from txmq.testing.simfs import SimFS, crash_points
 
 Run = Callable[[SimFS, Path], None]
 

@@ -28,6 +28,8 @@ from lmdb import Environment
 from tests.broker.data_directory.retention_world import ARCHIVE, RetentionWorld
 from tests.broker.support import BEGAN
 from tests.simulation.simulated_broker import dump_tables
+from tests.store.simdisk import apply
+from tests.store.simfs import SimFS
 from txmq.broker.data_directory.storage import RecordSource, open_directory, roll_forward
 from txmq.config.broker import BrokerSettings
 from txmq.core import machine
@@ -38,8 +40,6 @@ from txmq.store.index.digest import DATA
 from txmq.store.index.lmdb_tables import LmdbTables
 from txmq.store.log.log import Log
 from txmq.store.tables import META, MemoryTables
-from txmq.testing.simdisk import apply
-from txmq.testing.simfs import SimFS
 
 SEGMENT, PREALLOCATE = 64 << 10, 8 << 10
 SNAPSHOT = 6 << 10  # bytes of log between two

@@ -17,6 +17,7 @@ from twisted.python.failure import Failure
 
 from tests.broker.support import BEGAN, NoResolvers
 from tests.simulation.simulated_broker import SEGMENT, recover
+from tests.store.simfs import SimFS
 from txmq.batch import BatchView, encode, verify
 from txmq.broker.assembly import Assembly
 from txmq.broker.data_directory.storage import StorageService
@@ -34,7 +35,6 @@ from txmq.model.units import SECOND
 from txmq.store import tables as t
 from txmq.store.index.lmdb_tables import LmdbTables
 from txmq.store.log.log import Log
-from txmq.testing.simfs import SimFS
 
 DATA, ARCHIVE = "/data", "/cold"
 

@@ -18,6 +18,7 @@ from tests.broker.data_directory.index_world import Indexed, Rows, new_disk, set
 from tests.broker.data_directory.random_everything import Everything
 from tests.broker.data_directory.retention_world import ARCHIVE
 from tests.broker.support import BEGAN
+from tests.store.simfs import SimFS
 from txmq.broker.data_directory import storage
 from txmq.broker.data_directory.offline import rebuild
 from txmq.broker.data_directory.storage import open_directory
@@ -33,7 +34,6 @@ from txmq.store.index.digest import TableDigest
 from txmq.store.index.lmdb_tables import FrozenOverlays, LmdbTables
 from txmq.store.log.segment import read_log_id
 from txmq.store.tables import NAMES, Row
-from txmq.testing.simfs import SimFS
 
 SEEDS, LIVES, STEPS = 4, 3, 110
 PART = 40  # rows

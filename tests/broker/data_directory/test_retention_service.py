@@ -23,6 +23,7 @@ from tests.broker.data_directory.retention_world import (
 )
 from tests.broker.support import BEGAN, HELLO, Client
 from tests.simulation.simulated_broker import recover
+from tests.store.simfs import SimFS, crash_points
 from txmq.batch import BatchView, decode, encode, verify
 from txmq.batch.codecs import decompress
 from txmq.batch.header import Codec
@@ -62,7 +63,6 @@ from txmq.model.own_topics import AUDIT
 from txmq.model.retry import FailureReport
 from txmq.store import tables as t
 from txmq.store.log.segment import list_segments
-from txmq.testing.simfs import SimFS, crash_points
 from txmq.wire.chunks import unpack_chunks
 from txmq.wire.data_requests import Fetch, Opcode, Read, pack_fetch, pack_read
 from txmq.wire.status import to_error

@@ -21,6 +21,7 @@ from tests.broker.data_directory.retention_world import (
 )
 from tests.broker.support import BEGAN
 from tests.simulation.simulated_broker import recover
+from tests.store.simfs import SimFS
 from txmq.broker.engine.disk_space import DiskWatch
 from txmq.broker.engine.engine import Engine
 from txmq.config.broker import DiskSettings
@@ -31,7 +32,6 @@ from txmq.errors import ReadOnly, StoreError
 from txmq.model.units import MIB, SECOND
 from txmq.store.ballast import NAME, Ballast
 from txmq.store.log.segment import list_segments
-from txmq.testing.simfs import SimFS
 
 HOUR = 3_600
 SIZE = 20_000  # bytes of a body; three of those are a segment

@@ -13,6 +13,7 @@ import pytest
 from twisted.internet.defer import Deferred
 from twisted.internet.task import Clock
 
+from tests.store.simfs import SimFS
 from txmq import errors
 from txmq.batch import encode_one, verify
 from txmq.broker.engine.engine import FULL_DISK_S, Engine
@@ -28,7 +29,6 @@ from txmq.store.log.record import LOST
 from txmq.store.log.segment import segment_path
 from txmq.store.log.writer import Flush
 from txmq.store.tables import MemoryTables
-from txmq.testing.simfs import SimFS
 from txmq.wire.data_requests import SendReceipt
 
 STEP = 4_096  # bytes of room made ahead

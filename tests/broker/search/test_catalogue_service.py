@@ -15,6 +15,7 @@ import pytest
 from tests.broker.data_directory.random_work import KEYS, Work
 from tests.broker.data_directory.retention_world import DATA, RetentionWorld
 from tests.simulation.simulated_broker import recover
+from tests.store.simfs import SimFS, crash_points
 from txmq.batch import BatchView, encode, verify
 from txmq.broker.data_directory.storage import roll_forward
 from txmq.broker.search import catalogue_build, search
@@ -44,7 +45,6 @@ from txmq.store.catalogue.catalogue import (
     remove_catalogues,
 )
 from txmq.store.catalogue.pages import PAGE
-from txmq.testing.simfs import SimFS, crash_points
 
 HOUR = 3_600
 

@@ -142,14 +142,13 @@ def test_a_gap_is_skipped() -> None:
     assert scene.sends() == before[1:]
 
 
-def test_where_the_broker_refuses_a_skip_a_new_session_goes_on_from_there() -> None:
+def test_what_the_broker_refuses_to_skip_to_is_put_aside() -> None:
     scene = Scene()
-    scene.sends()
+    before = scene.sends()
     scene.answer(None, SequenceGap("g"))
     scene.drain.skipped(RequestRejected("not for you"))
-    (first, one, _), (second, two, _) = scene.sends()
-    assert first == second != SESSION
-    assert (one, two) == (0, 2)
+    assert scene.spool.refused == 2
+    assert scene.sends() == before[2:]
 
 
 def test_a_refused_batch_is_kept_and_the_rest_goes_on_in_its_session() -> None:

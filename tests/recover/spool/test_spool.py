@@ -105,31 +105,6 @@ def test_a_split_batch_comes_row_by_row_with_the_sequences_of_its_rows() -> None
         assert bodies(rows) == [b"a", b"b", b"c"]
 
 
-def test_a_renewed_session_is_the_same_in_every_copy() -> None:
-    disk = new_disk()
-    spool = new_spool(disk)
-    store(spool, batch(5, b"a"), batch(6, b"b"), batch(7, b"c"))
-    copy = disk.copy()
-    spool.renew(waiting(spool)[1])
-    [other] = open_spools(taken(copy))
-    other.renew(waiting(other)[1])
-    session, sequence = spool.renewals.resolve(SESSION, 7)
-    assert (session, sequence) == other.renewals.resolve(SESSION, 7)
-    assert (session, sequence) == reopened(disk).renewals.resolve(SESSION, 7)
-    assert session != SESSION
-    assert sequence == 1
-    assert spool.renewals.resolve(SESSION, 5) == (SESSION, 5)
-
-
-def test_a_session_renewed_again_at_the_same_place_is_another_one() -> None:
-    spool = new_spool(new_disk())
-    store(spool, batch(0, b"a"))
-    spool.renew(waiting(spool)[0])
-    once = spool.renewals.resolve(SESSION, 0)
-    spool.renew(waiting(spool)[0])
-    assert spool.renewals.resolve(SESSION, 0) not in (once, (SESSION, 0))
-
-
 def test_a_refused_batch_is_kept_with_its_error_and_is_not_sent_again() -> None:
     disk = new_disk()
     spool = new_spool(disk)
@@ -140,7 +115,6 @@ def test_a_refused_batch_is_kept_with_its_error_and_is_not_sent_again() -> None:
         assert opened.refused == 1
         assert opened.refusal_of(SESSION, 1) == "UnknownTopic: there is no such topic"
         assert opened.refused_before(waiting(opened)[1])
-        assert opened.renewals.resolve(SESSION, 2) == (SESSION, 2)
 
 
 def test_what_a_process_left_that_died_before_the_identity_is_removed(tmp_path: Path) -> None:
@@ -329,9 +303,6 @@ def test_damage_is_put_aside_with_a_report_and_the_rest_comes() -> None:
         "UPDATE batch SET topic = CAST(x'74ff' AS TEXT) WHERE id = 2",
         "UPDATE refused SET topic = CAST(x'74ff' AS TEXT)",
         "UPDATE refused SET text = CAST(x'74ff' AS TEXT), outcome = CAST(x'74ff' AS TEXT)",
-        "UPDATE renewed SET session = CAST(x'74ff' AS TEXT)",
-        "UPDATE renewed SET sequence = 99",
-        "UPDATE renewed SET times = 'twice'",
     ],
 )
 def test_a_damaged_text_leaves_the_rest_to_be_sent(damage: str) -> None:
@@ -339,7 +310,6 @@ def test_a_damaged_text_leaves_the_rest_to_be_sent(damage: str) -> None:
     spool = new_spool(disk)
     store(spool, *(batch(number, b"%d" % number) for number in range(5)))
     spool.refuse(waiting(spool)[3], REFUSAL)
-    spool.renew(waiting(spool)[3])
     spool.abandon()
     [file] = disk.root.glob("*/spool.db")
     with closing(sqlite3.connect(file)) as database:

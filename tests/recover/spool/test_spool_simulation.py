@@ -103,15 +103,6 @@ def test_a_row_that_counts_as_its_batch_loses_messages(monkeypatch: pytest.Monke
         test_what_a_copy_left_undone_of_a_batch_is_sent()
 
 
-def test_without_skips_a_copy_and_its_original_double_messages(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """A planted bug: behind a refused batch a copy goes on in a session of its own."""
-    monkeypatch.setattr(SpoolDrain, "_skip", SpoolDrain._renew)
-    with pytest.raises(AssertionError, match="doubled"):
-        test_a_copy_that_has_put_a_batch_aside_and_its_original_send_the_same(1)
-
-
 def mark_before_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     """Plant: a batch is noted as drained when it is sent."""
     true = SpoolDrain.next_writes
@@ -152,8 +143,7 @@ def sessions_overtake_one_another(monkeypatch: pytest.MonkeyPatch) -> None:
     true = SpoolDrain._is_ready
 
     def ready(self: SpoolDrain, entry: Any, *, alone: bool) -> bool:
-        batch = entry.batch
-        self._session = self._spool.renewals.resolve(batch.session, batch.sequence)[0]
+        self._session = entry.batch.session
         return true(self, entry, alone=alone)
 
     monkeypatch.setattr(SpoolDrain, "_is_ready", ready)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from tests.store.log.harness import DIRECTORY, LOG_ID
+from tests.store.simfs import SimFS
 from txmq.store.catalogue.catalogue import (
     HASH,
     Range,
@@ -16,7 +17,6 @@ from txmq.store.catalogue.catalogue import (
     open_catalogues,
 )
 from txmq.store.catalogue.writer import write_catalogue
-from txmq.testing.simfs import SimFS
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "catalogue-v1.cat"
 PRODUCER = bytes(range(16))

@@ -7,8 +7,8 @@ from random import Random
 
 import pytest
 
+from tests.store.simfs import SimFS
 from txmq.store.catalogue.pages import PAGE, DamagedPage, PageWriter, SortedRows, Tree
-from txmq.testing.simfs import SimFS
 
 
 def written(rows: list[bytes], width: int) -> tuple[SimFS, Tree]:

@@ -15,6 +15,7 @@ from uuid import UUID
 
 import pytest
 
+from tests.store.simfs import SimFS, crash_points
 from txmq.errors import CorruptRecord, TxmqError
 from txmq.store.filesystem import FileSystem
 from txmq.store.log.integrity import KnownPositions
@@ -23,7 +24,6 @@ from txmq.store.log.record import Record, split_body
 from txmq.store.log.recovery import RecoveryReport
 from txmq.store.log.segment import Segment, SegmentInfo, list_segments, read_log_id
 from txmq.store.snapshot import newest_snapshot, read_rows, write_snapshot
-from txmq.testing.simfs import SimFS, crash_points
 
 DIRECTORY = "/srv/data"
 LOG_ID = UUID("00112233-4455-6677-8899-aabbccddeeff")

@@ -9,10 +9,10 @@ from random import Random
 import pytest
 
 from tests.store.log.harness import DIRECTORY, closed_log, opened
+from tests.store.simfs import SimFS, crash_points
 from txmq.errors import StoreError
 from txmq.store.log.archive import archive_segment
 from txmq.store.log.segment import SegmentInfo, list_segments
-from txmq.testing.simfs import SimFS, crash_points
 
 ARCHIVE = "/mnt/cold"
 

@@ -21,10 +21,10 @@ from tests.store.log.harness import (
     open_log,
     run_workload,
 )
+from tests.store.simfs import PowerCut, SimFile, SimFS, crash_points
 from txmq.store.filesystem import FileSystem
 from txmq.store.log import integrity, recovery, segment, writer
 from txmq.store.log.log import Log
-from txmq.testing.simfs import PowerCut, SimFile, SimFS, crash_points
 
 
 @pytest.mark.parametrize("seed", range(4))

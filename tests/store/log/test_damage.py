@@ -23,13 +23,13 @@ from tests.store.log.harness import (
     overwrite,
     segment_of,
 )
+from tests.store.simfs import SimFS
 from txmq.errors import CorruptRecord, StoreError, UnsupportedFormat
 from txmq.store.log import integrity
 from txmq.store.log.integrity import KnownPositions
 from txmq.store.log.log import Log
 from txmq.store.log.record import HEADER_SIZE
 from txmq.store.log.segment import list_segments, segment_path
-from txmq.testing.simfs import SimFS
 
 
 def refused_or_last_flush(fs: SimFS, history: History) -> None:

@@ -22,11 +22,11 @@ from tests.store.log.harness import (
     retain,
     run_workload,
 )
+from tests.store.simfs import SimFS
 from txmq.errors import DiskFull, StoreClosed, StoreError
 from txmq.store.filesystem import RealFileSystem
 from txmq.store.log.log import Log
 from txmq.store.log.segment import list_segments
-from txmq.testing.simfs import SimFS
 
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC])

@@ -22,11 +22,11 @@ from tests.store.log.harness import (
     open_log,
     release_and_remove,
 )
+from tests.store.simfs import SimFS
 from txmq.errors import DirectoryInUse, StoreClosed, StoreError
 from txmq.store.filesystem import RealFileSystem
 from txmq.store.log.log import Appended, Log, lock_directory
 from txmq.store.log.segment import HEADER_SIZE, segment_path
-from txmq.testing.simfs import SimFS
 from txmq.testing.wait import PATIENCE_S
 
 

@@ -20,6 +20,7 @@ from tests.store.log.harness import (
     overwrite,
     segment_of,
 )
+from tests.store.simfs import SimFS, crash_points
 from txmq.errors import CorruptRecord, DirectoryInUse, StoreError
 from txmq.store.log import repair as module
 from txmq.store.log.decoder import Damage
@@ -27,7 +28,6 @@ from txmq.store.log.integrity import KnownPositions
 from txmq.store.log.record import LOST
 from txmq.store.log.repair import repair
 from txmq.store.log.segment import list_segments
-from txmq.testing.simfs import SimFS, crash_points
 
 
 def rot(fs: SimFS, history: History) -> None:

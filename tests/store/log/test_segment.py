@@ -7,6 +7,7 @@ from uuid import UUID
 
 import pytest
 
+from tests.store.simfs import SimFS
 from txmq.errors import UnsupportedFormat
 from txmq.store.log.segment import (
     HEADER_SIZE,
@@ -18,7 +19,6 @@ from txmq.store.log.segment import (
     read_log_id,
     segment_path,
 )
-from txmq.testing.simfs import SimFS
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "segment-v1.bin"
 HEADER = SegmentHeader(UUID("00112233-4455-6677-8899-aabbccddeeff"), 1 << 30, 1_700_000_000_000_001)

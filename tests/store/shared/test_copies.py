@@ -7,6 +7,7 @@ from random import Random
 import pytest
 
 from tests.store.log.harness import DIRECTORY, LOG_ID, new_disk, open_log
+from tests.store.simfs import SimFS
 from txmq.store.log.cut import cut_log
 from txmq.store.log.integrity import KnownPositions
 from txmq.store.log.log import Log
@@ -14,7 +15,6 @@ from txmq.store.log.segment import log_directory
 from txmq.store.log.writer import Flush
 from txmq.store.shared.records import Slice
 from txmq.store.shared.slices import SliceReader, after, segment_bytes
-from txmq.testing.simfs import SimFS
 
 SMALL = 200  # bytes a slice: most flushes take several
 NONCE = b"n" * 16

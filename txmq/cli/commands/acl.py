@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from txmq.cli.command import CommandSession, broker_command
-from txmq.cli.options import Operator, Reason, User
+from txmq.cli.options import By, User
 from txmq.model.access import ALL_VERBS, ROLES, what_is_wrong
 
 app = typer.Typer(
@@ -29,31 +29,15 @@ Resource = Annotated[
 
 
 @broker_command(app, "grant", example="txmq acl grant ada read topic:orders")
-def grant(
-    session: CommandSession,
-    user: User,
-    verb: What,
-    resource: Resource,
-    *,
-    operator: Operator,
-    reason: Reason = "",
-) -> None:
+def grant(session: CommandSession, user: User, verb: What, resource: Resource, *, by: By) -> None:
     """Let a user do something. Whatever nobody has granted is denied."""
-    _change(session, "acl.grant", user, verb, resource, operator, reason)
+    _change(session, "acl.grant", user, verb, resource, by)
 
 
 @broker_command(app, "revoke", example="txmq acl revoke ada read topic:orders")
-def revoke(
-    session: CommandSession,
-    user: User,
-    verb: What,
-    resource: Resource,
-    *,
-    operator: Operator,
-    reason: Reason = "",
-) -> None:
+def revoke(session: CommandSession, user: User, verb: What, resource: Resource, *, by: By) -> None:
     """Take a grant back. It holds for open connections, too."""
-    _change(session, "acl.revoke", user, verb, resource, operator, reason)
+    _change(session, "acl.revoke", user, verb, resource, by)
 
 
 @broker_command(app, "list", example="txmq acl list ada")
@@ -77,14 +61,8 @@ def list_(
 
 
 def _change(
-    session: CommandSession,
-    call: str,
-    user: str,
-    verb: str,
-    resource: str,
-    operator: str,
-    reason: str,
+    session: CommandSession, call: str, user: str, verb: str, resource: str, by: By
 ) -> None:
     if wrong := what_is_wrong(verb, resource):
         raise typer.BadParameter(wrong)
-    session.show(call, name=user, what=verb, resource=resource, operator=operator, reason=reason)
+    session.show(call, name=user, what=verb, resource=resource, **by._asdict())

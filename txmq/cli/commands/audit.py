@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from txmq.cli.command import PAGE, CommandSession, broker_command
-from txmq.cli.options import StoredBefore, StoredFrom
+from txmq.cli.options import Limit, StoredBefore, StoredFrom
 from txmq.cli.output import format_time
 from txmq.cli.parsers import parse_name
 from txmq.model.printable import escape_unprintable
@@ -41,7 +41,7 @@ def audit(  # noqa: PLR0913  # its options
     ] = None,
     start: StoredFrom = None,
     end: StoredBefore = None,
-    limit: Annotated[int, typer.Option(min=1, max=10_000, help="Maximum number of entries.")] = 100,
+    limit: Limit = 100,
     follow: Follow = False,
 ) -> None:
     """Show what operators did, the newest last: who, what, when, why, and how much."""

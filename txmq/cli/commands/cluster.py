@@ -12,7 +12,7 @@ import typer
 
 from txmq.cli.command import CommandSession, broker_command, local_command
 from txmq.cli.commands.log_backup import Progress, UntilText, parse_until
-from txmq.cli.options import Operator, Reason
+from txmq.cli.options import By
 from txmq.cli.output import FAILED, Output
 from txmq.cli.parsers import parse_log_id
 from txmq.errors import ConfigError
@@ -172,26 +172,18 @@ def nodes(session: CommandSession) -> None:
 
 
 @broker_command(app, "step-down", example="txmq cluster step-down --reason 'its disk is slow'")
-def step_down(
-    session: CommandSession, *, force: Force = False, reason: Reason = "", operator: Operator
-) -> None:
+def step_down(session: CommandSession, *, force: Force = False, by: By) -> None:
     """Have another node lead: the leader drains, lets one take over at once, and
     follows it.
     """
-    session.show("cluster.step_down", operator=operator, reason=reason, force=force)
+    session.show("cluster.step_down", **by._asdict(), force=force)
 
 
 @broker_command(
     app, "add-log", example="txmq cluster add-log txmq://broker-2 --broker txmq://broker-1"
 )
 def add_log(
-    session: CommandSession,
-    urls: Urls,
-    *,
-    together: Together = None,
-    moved: Moved = False,
-    reason: Reason = "",
-    operator: Operator,
+    session: CommandSession, urls: Urls, *, together: Together = None, moved: Moved = False, by: By
 ) -> None:
     """Add logs to those that have topics in common. `--broker` is the first of them,
     which keeps the list. Clients find them while they run: they get messages without a
@@ -201,18 +193,16 @@ def add_log(
     from txmq.cli.listed_logs import LogAdder
 
     adder = LogAdder(session, urls)
-    listed = adder.add(together=together, moved=moved, operator=operator, reason=reason)
-    _show_copied(session, listed, operator=operator, reason=reason)
+    listed = adder.add(together=together, moved=moved, **by._asdict())
+    _show_copied(session, listed, **by._asdict())
 
 
 @broker_command(app, "drain-log", example="txmq cluster drain-log 708c0839c697452ab4a1e2656f561edf")
-def drain_log(
-    session: CommandSession, log_id: LogId, *, reason: Reason = "", operator: Operator
-) -> None:
+def drain_log(session: CommandSession, log_id: LogId, *, by: By) -> None:
     """Give a log no more messages without a key, and no keys of new topics. It keeps
     the keys that it has.
     """
-    why = {"operator": operator, "reason": reason}
+    why = by._asdict()
     listed = session.client.call("cluster.drain_log", log_id=log_id, **why)
     _show_copied(session, listed, **why)
 
@@ -220,13 +210,11 @@ def drain_log(
 @broker_command(
     app, "remove-log", example="txmq cluster remove-log 708c0839c697452ab4a1e2656f561edf"
 )
-def remove_log(
-    session: CommandSession, log_id: LogId, *, reason: Reason = "", operator: Operator
-) -> None:
+def remove_log(session: CommandSession, log_id: LogId, *, by: By) -> None:
     """Take a log off the list that is drained, and has no keys of any topic. Programs
     that run go on to consume it.
     """
-    why = {"operator": operator, "reason": reason}
+    why = by._asdict()
     listed = session.client.call("cluster.remove_log", log_id=log_id, **why)
     _show_copied(session, listed, **why)
 

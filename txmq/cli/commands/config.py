@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from txmq.cli.command import CommandSession, broker_command
-from txmq.cli.options import Operator, Reason
+from txmq.cli.options import By
 from txmq.cli.output import FAILED
 from txmq.errors import ConfigError, TxmqError
 
@@ -69,8 +69,7 @@ def import_(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show what would change, and change nothing.")
     ] = False,
-    operator: Operator,
-    reason: Reason = "",
+    by: By,
 ) -> None:
     """Create and change what the file names. Nothing is deleted, and what the file does
     not name stays. Exit status 1: some of it was not possible.
@@ -84,14 +83,14 @@ def import_(
         raise ConfigError(
             "file", f"cannot read {file}: {getattr(error, 'strerror', None) or error}", hint=hint
         ) from None
-    signed = {"operator": operator, "reason": reason}
-    by: dict[str, dict[str, str]] = {"topic.create": {}}  # it takes no operator and no reason
     rows: list[dict[str, Any]] = []
     for change in cluster_config.changes(cluster_config.read(session), wanted):
         row = {"what": change.what, "change": change.change, "done": False, "error": ""}
         if change.call and not dry_run:
             try:
-                session.client.call(change.call, **change.args, **by.get(change.call, signed))
+                # the creation of a topic takes no operator and no reason
+                signed = {} if change.call == "topic.create" else by._asdict()
+                session.client.call(change.call, **change.args, **signed)
                 row["done"] = True
             except TxmqError as error:
                 row["error"] = f"{type(error).__name__}: {error}"

@@ -7,7 +7,7 @@ from typing import Annotated, Any, NamedTuple
 import typer
 
 from txmq.cli.command import CommandSession
-from txmq.cli.options import Group, Operator, Reason, Topic, Yes
+from txmq.cli.options import By, Group, Topic, Yes
 from txmq.cli.parsers import is_number, parse_moment, parse_name
 from txmq.errors import UnknownPartition
 
@@ -52,7 +52,7 @@ Reprocess = Annotated[
 ]
 
 
-def reset(  # noqa: PLR0913  # its options
+def reset(  # its options
     session: CommandSession,
     group: Group,
     topic: Topic,
@@ -60,15 +60,14 @@ def reset(  # noqa: PLR0913  # its options
     to: To,
     reprocess: Reprocess = False,
     dry_run: DryRun = False,
-    operator: Operator,
-    reason: Reason = "",
+    by: By,
     yes: Yes = False,
 ) -> None:
     """Move a consumer group to other offsets of a topic. Failed messages at or above
     them return to their place.
     """
     args = {"group": group, "topic": topic, "to": _wire_targets(to), "reprocess": reprocess}
-    args |= {"operator": operator, "reason": reason}
+    args |= by._asdict()
     if dry_run or not (yes or session.out.as_json):
         session.out.show(_reset_rows(session.client.call("group.reset", **args, dry_run=True)))
     if not dry_run:
@@ -101,8 +100,7 @@ def skip(
         int | None, typer.Option(min=0, help="Only this partition of the topic.")
     ] = None,
     dry_run: DryRun = False,
-    operator: Operator,
-    reason: Reason = "",
+    by: By,
     yes: Yes = False,
 ) -> None:
     """Skip the backlog of a consumer group. Retries and dead letters stay."""
@@ -110,7 +108,7 @@ def skip(
         raise typer.BadParameter(
             "the topic of the partition is missing: add --topic TOPIC", param_hint="--partition"
         )
-    named = {"group": group, "operator": operator, "reason": reason}
+    named = {"group": group, **by._asdict()}
     moves = [named | move for move in _end_resets(session, group, topic, partition)]
     if dry_run or not (yes or session.out.as_json):
         for move in moves:

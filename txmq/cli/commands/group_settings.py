@@ -9,7 +9,7 @@ import typer
 
 from txmq.cli.command import CommandSession
 from txmq.cli.group_view import readable_group
-from txmq.cli.options import Group, Operator, Reason
+from txmq.cli.options import By, Group
 from txmq.cli.parsers import parse_duration, parse_named_limit
 from txmq.errors import ConfigError
 from txmq.model.retry import MAX_STEPS, RetryPolicy
@@ -177,8 +177,7 @@ def alter(  # noqa: PLR0913  # its options
             help="Of alarms about its dead letters, standing keys and local stores; off: none."
         ),
     ] = None,
-    operator: Operator,
-    reason: Reason = "",
+    by: By,
 ) -> None:
     """Change settings of a consumer group. They override those that members ask for;
     what is not given stays.
@@ -205,7 +204,7 @@ def alter(  # noqa: PLR0913  # its options
         "group.alter", group=group, on_exhausted=policy, retry=retry, max_parked=max_parked,
         lease_ms=_to_milliseconds(lease), session_ms=_to_milliseconds(session_s),
         consume_timeout_ms=_to_milliseconds(consume_timeout), flood_keys=flood_keys, span=span,
-        **later, operator=operator, reason=reason,
+        **later, **by._asdict(),
     )  # fmt: skip
     session.out.show(altered if session.out.as_json else readable_group(altered))
 

@@ -10,7 +10,7 @@ from txmq.cli.command import CommandSession, broker_command
 from txmq.cli.commands.group_resets import reset, skip
 from txmq.cli.commands.group_settings import alter
 from txmq.cli.group_view import readable_group
-from txmq.cli.options import Group, Operator, Reason, Yes
+from txmq.cli.options import By, Group, Yes
 from txmq.cli.parsers import parse_name
 
 app = typer.Typer(
@@ -51,31 +51,17 @@ def show(session: CommandSession, group: Group) -> None:
 
 
 @broker_command(app, "pause", example="txmq group pause billing orders --reason 'the bank is down'")
-def pause(
-    session: CommandSession,
-    group: Group,
-    topic: OneTopic = None,
-    *,
-    operator: Operator,
-    reason: Reason = "",
-) -> None:
+def pause(session: CommandSession, group: Group, topic: OneTopic = None, *, by: By) -> None:
     """Stop deliveries to a consumer group, of one topic or all. Members may finish the
     messages that they have.
     """
-    session.show("group.pause", group=group, topic=topic, operator=operator, reason=reason)
+    session.show("group.pause", group=group, topic=topic, **by._asdict())
 
 
 @broker_command(app, "resume", example="txmq group resume billing orders")
-def resume(
-    session: CommandSession,
-    group: Group,
-    topic: OneTopic = None,
-    *,
-    operator: Operator,
-    reason: Reason = "",
-) -> None:
+def resume(session: CommandSession, group: Group, topic: OneTopic = None, *, by: By) -> None:
     """Resume deliveries to a paused consumer group, of one topic or all."""
-    session.show("group.resume", group=group, topic=topic, operator=operator, reason=reason)
+    session.show("group.resume", group=group, topic=topic, **by._asdict())
 
 
 broker_command(app, "alter", example="txmq group alter billing --table 10,60,600 --lease 30")(alter)
@@ -91,26 +77,18 @@ def clone(
         str, typer.Argument(metavar="NEW", parser=parse_name, help="Name of the new group.")
     ],
     *,
-    operator: Operator,
-    reason: Reason = "",
+    by: By,
 ) -> None:
     """Create a consumer group at the positions of an existing one. Dead letters are not
     copied.
     """
-    session.show("group.clone", group=group, to=to, operator=operator, reason=reason)
+    session.show("group.clone", group=group, to=to, **by._asdict())
 
 
 @broker_command(app, "delete", example="txmq group delete billing")
-def delete(
-    session: CommandSession,
-    group: Group,
-    *,
-    operator: Operator,
-    reason: Reason = "",
-    yes: Yes = False,
-) -> None:
+def delete(session: CommandSession, group: Group, *, by: By, yes: Yes = False) -> None:
     """Delete a consumer group without members: its positions, retries and dead
     letters.
     """
     session.out.confirm(f"Delete group {group}, its retries and dead letters?", yes=yes)
-    session.show("group.delete", group=group, operator=operator, reason=reason)
+    session.show("group.delete", group=group, **by._asdict())

@@ -16,7 +16,7 @@ import typer
 
 from txmq.cli.bodies import BodyFile, read_body
 from txmq.cli.command import CommandSession
-from txmq.cli.options import Group, Operator, Reason, Yes
+from txmq.cli.options import ByForReason, Group, Yes
 from txmq.cli.parsers import MessagePlace, NameValue, parse_header, parse_place
 from txmq.client.protocol.letter_edits import BodyCheck, check_body
 from txmq.errors import ConfigError, MessagesDamaged
@@ -76,8 +76,7 @@ def edit(  # noqa: PLR0913  # its options
     revert: Revert = False,
     model: Model = None,
     any_format: AnyFormat = False,
-    operator: Operator,
-    reason: Reason,
+    by: ByForReason,
     yes: Yes = False,
 ) -> None:
     """Change the message of an open dead letter, or of one that waits for a retry, for
@@ -120,9 +119,7 @@ def edit(  # noqa: PLR0913  # its options
             "headers": None if after.headers == before.headers else dict(after.headers),
             "any_format": any_format,
         }
-    reply = session.client.call(
-        "dlq.edit", **place, edits=number, **changes, operator=operator, reason=reason
-    )
+    reply = session.client.call("dlq.edit", **place, edits=number, **changes, **by._asdict())
     session.out.show(reply | {"diff": lines} if session.out.as_json else reply)
 
 

@@ -9,8 +9,8 @@ from typing import Annotated, Any
 import typer
 
 from txmq.cli.command import CommandSession
-from txmq.cli.letter_selection import Saved, Where, selection_args
-from txmq.cli.options import Group, Operator, Reason, Yes
+from txmq.cli.letter_selection import Selected
+from txmq.cli.options import By, Group, Operator, Yes
 from txmq.cli.output import FAILED
 from txmq.cli.parsers import parse_name
 from txmq.client.protocol.calls import calls_by
@@ -24,8 +24,7 @@ def export(
     session: CommandSession,
     group: Group,
     *,
-    where: Where = None,
-    select: Saved = None,
+    selected: Selected,
     file: Annotated[
         Path | None,
         typer.Option("--file", metavar="FILE", help="New file. Default: standard output."),
@@ -38,14 +37,13 @@ def export(
             "until then lets retention delete them.",
         ),
     ] = False,
-    operator: Operator,
-    reason: Reason = "",
+    by: By,
 ) -> None:
     """Write dead letters to a file: lines of JSON, with exact bodies.
 
     The file has its name once it is whole and on disk. The letters stay.
     """
-    chosen = {"group": group, **selection_args(group, where, select)}
+    chosen = {"group": group, **selected.args(group)}
     if file is None:
         if mark:
             raise typer.BadParameter("--mark needs --file: standard output may be lost")
@@ -61,7 +59,7 @@ def export(
         "file": str(file),
     }
     if mark:
-        marked = run(mark_exported(calls_by(session.client.call), group, written, operator, reason))
+        marked = run(mark_exported(calls_by(session.client.call), group, written, *by))
         refused = [one._asdict() for one in marked.refused]
         shown |= {"marked": len(marked.done), "refused": refused}
     bad = bool(writer.damaged or shown.get("refused"))

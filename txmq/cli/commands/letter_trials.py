@@ -9,7 +9,7 @@ import typer
 
 from txmq.cli.command import CommandSession
 from txmq.cli.commands.letter_edits import Letter
-from txmq.cli.options import Group, Operator, Reason
+from txmq.cli.options import By, Group
 from txmq.cli.output import FAILED
 from txmq.cli.parsers import parse_duration, parse_name
 from txmq.client.protocol.letter_changes import NO_ANSWER, TRIAL_POLL_S
@@ -33,8 +33,7 @@ def try_(
     *,
     member: Member,
     timeout: TrialTimeout = "30s",  # type: ignore[assignment]  # parsed
-    operator: Operator,
-    reason: Reason = "",
+    by: By,
 ) -> None:
     """Deliver one dead letter once, to one member, and show the outcome.
 
@@ -42,7 +41,7 @@ def try_(
     processed.
     """
     place = {"group": group, **letter._asdict()}
-    tried = session.client.call("dlq.try", **place, member=member, operator=operator, reason=reason)
+    tried = session.client.call("dlq.try", **place, member=member, **by._asdict())
     until = time.monotonic() + timeout
     while (outcome := _outcome(session, place, tried["number"]))["outcome"] == NO_ANSWER:
         if time.monotonic() >= until:

@@ -12,15 +12,12 @@ from txmq.cli.commands.letter_edits import Letter, diff_lines, edit, version_of
 from txmq.cli.commands.letter_files import export, import_
 from txmq.cli.commands.letter_trials import try_
 from txmq.cli.letter_selection import (
-    AllLetters,
-    Letters,
-    Saved,
+    ChosenLetters,
+    Selected,
     Where,
-    chosen_letters,
     parse_selection,
-    selection_args,
 )
-from txmq.cli.options import Group, NextPage, Operator, Reason, Yes
+from txmq.cli.options import By, ByForReason, Group, Limit, NextPage, Operator, Yes
 from txmq.cli.output import FAILED, Output
 from txmq.cli.parsers import parse_name
 from txmq.cli.replay_plans import replay_all
@@ -82,14 +79,13 @@ def list_(
     session: CommandSession,
     group: Group,
     *,
-    where: Where = None,
-    select: Saved = None,
+    selected: Selected,
     after: NextPage = None,
-    limit: Annotated[int, typer.Option(min=1, max=10_000, help="Maximum number of letters.")] = 100,
+    limit: Limit = 100,
     body: Body = False,
 ) -> None:
     """List dead letters of a group, in the order of their deaths."""
-    chosen = selection_args(group, where, select)
+    chosen = selected.args(group)
     show_page(session.out, read_page(session, group, chosen, after, limit, body=body))
 
 
@@ -135,15 +131,13 @@ def show(
 
 
 @broker_command(app, "stats", example="txmq dlq stats billing --where topic:orders")
-def stats(
-    session: CommandSession, group: Group, *, where: Where = None, select: Saved = None
-) -> None:
+def stats(session: CommandSession, group: Group, *, selected: Selected) -> None:
     """Count the dead letters of a group by error, topic, key and age.
 
     The columns 1h to older are the ages of the letters. Times are exact to a quarter of
     an hour.
     """
-    counted = session.client.call("dlq.stats", group=group, **selection_args(group, where, select))
+    counted = session.client.call("dlq.stats", group=group, **selected.args(group))
     if not session.out.as_json:
         counted = {name: value for name, value in counted.items() if name not in ONLY_IN_JSON}
         counted["top_keys"] = [_named_key(row) for row in counted.get("top_keys", ())]
@@ -177,52 +171,39 @@ def note(
 
 
 @broker_command(app, "replay", example="txmq dlq replay billing --where error:TimeoutError")
-def replay(  # noqa: PLR0913  # its options
-    session: CommandSession,
-    group: Group,
-    letter: Letters = None,
-    *,
-    everything: AllLetters = False,
-    where: Where = None,
-    select: Saved = None,
-    operator: Operator,
-    reason: Reason = "",
-    yes: Yes = False,
+def replay(  # its options
+    session: CommandSession, group: Group, chosen: ChosenLetters, *, by: By, yes: Yes = False
 ) -> None:
     """Deliver dead letters again, in the order of their keys.
 
     --all makes a plan of its own, which the broker carries out (`txmq plan`): as fast
     as it can, and without a stop rule.
     """
-    chosen = chosen_letters(group, letter, where, select, everything=everything)
-    if not letter:
-        confirm(session, "Replay", "letter", group, chosen, yes=yes)
-    if everything:
-        _show_changes(session, replay_all(session, group, operator, reason))
+    letters = chosen.args(group)
+    if not chosen.letter:
+        confirm(session, "Replay", "letter", group, letters, yes=yes)
+    if chosen.everything:
+        _show_changes(session, replay_all(session, group, by))
         return
-    change(session, "dlq.replay", chosen, group=group, operator=operator, reason=reason)
+    change(session, "dlq.replay", letters, group=group, **by._asdict())
 
 
 @broker_command(
     app, "abandon", example="txmq dlq abandon billing orders/0/17 --reason 'a test order'"
 )
-def abandon(  # noqa: PLR0913  # its options
+def abandon(  # its options
     session: CommandSession,
     group: Group,
-    letter: Letters = None,
+    chosen: ChosenLetters,
     *,
-    everything: AllLetters = False,
-    where: Where = None,
-    select: Saved = None,
-    operator: Operator,
-    reason: Reason,
+    by: ByForReason,
     yes: Yes = False,
 ) -> None:
     """Close dead letters for good. Their messages will not be processed."""
-    chosen = chosen_letters(group, letter, where, select, everything=everything)
-    if not letter:
-        confirm(session, "Abandon", "letter", group, chosen, yes=yes)
-    change(session, "dlq.abandon", chosen, group=group, operator=operator, reason=reason)
+    letters = chosen.args(group)
+    if not chosen.letter:
+        confirm(session, "Abandon", "letter", group, letters, yes=yes)
+    change(session, "dlq.abandon", letters, group=group, **by._asdict())
 
 
 @broker_command(
@@ -231,7 +212,7 @@ def abandon(  # noqa: PLR0913  # its options
 def redrive(  # noqa: PLR0913  # its options
     session: CommandSession,
     group: Group,
-    letter: Letters = None,
+    chosen: ChosenLetters,
     *,
     to: Annotated[
         str | None, typer.Option(parser=parse_name, metavar="TOPIC", help="Topic of the copies.")
@@ -246,11 +227,7 @@ def redrive(  # noqa: PLR0913  # its options
     again: Annotated[
         bool, typer.Option("--again", help="Copy letters again that have a copy there.")
     ] = False,
-    everything: AllLetters = False,
-    where: Where = None,
-    select: Saved = None,
-    operator: Operator,
-    reason: Reason,
+    by: ByForReason,
     yes: Yes = False,
 ) -> None:
     """Copy dead letters to another topic, or give them to another group, each once.
@@ -260,33 +237,26 @@ def redrive(  # noqa: PLR0913  # its options
     """
     if (to is None) == (to_group is None):
         raise typer.BadParameter("use either --to TOPIC or --to-group GROUP")
-    chosen = chosen_letters(group, letter, where, select, everything=everything)
-    if not letter:
+    letters = chosen.args(group)
+    if not chosen.letter:
         aim_name = to or f"group {to_group}"
-        confirm(session, f"Copy to {aim_name}", "letter", group, chosen, yes=yes)
-    named = {"group": group, "operator": operator, "reason": reason}
+        confirm(session, f"Copy to {aim_name}", "letter", group, letters, yes=yes)
     aim = {"to": to} if to_group is None else {"to_group": to_group}
-    change(session, "dlq.redrive", chosen, abandon=close, again=again, **aim, **named)
+    change(
+        session, "dlq.redrive", letters, abandon=close, again=again, group=group, **aim,
+        **by._asdict(),
+    )  # fmt: skip
 
 
 @broker_command(
     selections, "save", example="txmq dlq select save timeouts --where error:TimeoutError"
 )
-def save(
-    session: CommandSession,
-    name: SelectionName,
-    *,
-    where: Where = None,
-    operator: Operator,
-    reason: Reason = "",
-) -> None:
+def save(session: CommandSession, name: SelectionName, *, where: Where = None, by: By) -> None:
     """Save a selection under a name, for all groups; replace an earlier one.
 
     Times like 2h are counted from now, and saved as points in time.
     """
-    session.show(
-        "dlq.save", name=name, select=parse_selection(where), operator=operator, reason=reason
-    )
+    session.show("dlq.save", name=name, select=parse_selection(where), **by._asdict())
 
 
 @broker_command(selections, "list", example="txmq dlq select list")
@@ -300,11 +270,9 @@ def list_selections(session: CommandSession) -> None:
 
 
 @broker_command(selections, "delete", example="txmq dlq select delete timeouts")
-def delete(
-    session: CommandSession, name: SelectionName, *, operator: Operator, reason: Reason = ""
-) -> None:
+def delete(session: CommandSession, name: SelectionName, *, by: By) -> None:
     """Delete a saved selection."""
-    session.show("dlq.save", name=name, select=None, operator=operator, reason=reason)
+    session.show("dlq.save", name=name, select=None, **by._asdict())
 
 
 def read_page(

@@ -19,6 +19,7 @@ from txmq.cli.message_search import (
 )
 from txmq.cli.options import (
     KeyFilter,
+    Limit,
     MessageIdFilter,
     NextPage,
     PartitionFilter,
@@ -65,9 +66,7 @@ def delayed(
         typer.Option(parser=parse_name, metavar="TOPIC", help="Only messages of this topic."),
     ] = None,
     after: NextPage = None,
-    limit: Annotated[
-        int, typer.Option(min=1, max=10_000, help="Maximum number of messages.")
-    ] = 100,
+    limit: Limit = 100,
 ) -> None:
     """List delayed messages, those that are due next first."""
     session.show(

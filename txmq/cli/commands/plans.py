@@ -9,8 +9,8 @@ from typing import Annotated, Any
 import typer
 
 from txmq.cli.command import CommandSession, broker_command
-from txmq.cli.letter_selection import AllLetters, Letters, Saved, Where, chosen_letters
-from txmq.cli.options import Group, NextPage, Operator, Reason, Yes
+from txmq.cli.letter_selection import ChosenLetters
+from txmq.cli.options import By, ByForReason, Group, Limit, NextPage, Yes
 from txmq.cli.parsers import MessagePlace, parse_duration, parse_name, parse_place
 from txmq.cli.plan_options import Canary, InFlight, Most, Rate, StopAfter, StopShare
 from txmq.cli.replay_plans import (
@@ -50,11 +50,8 @@ Plan = Annotated[str, typer.Argument(metavar="PLAN", parser=parse_name, help="Na
 def create(  # noqa: PLR0913  # its options
     session: CommandSession,
     group: Group,
-    letter: Letters = None,
+    chosen: ChosenLetters,
     *,
-    everything: AllLetters = False,
-    where: Where = None,
-    select: Saved = None,
     name: Annotated[
         str | None,
         typer.Option(parser=parse_name, metavar="PLAN", help="Name of the plan."),
@@ -82,13 +79,12 @@ def create(  # noqa: PLR0913  # its options
     start: Annotated[
         bool, typer.Option("--start", help="Start the plan at once, or when it is approved.")
     ] = False,
-    operator: Operator,
-    reason: Reason = "",
+    by: By,
 ) -> None:
     """Make a plan of dead letters, which are fixed from then on. `plan start` begins
     it.
     """
-    chosen = chosen_letters(group, letter, where, select, everything=everything)
+    letters = chosen.args(group)
     if pause and not canary:
         raise typer.BadParameter("--pause is behind a canary: use --canary N, too")
     settings = {
@@ -96,14 +92,16 @@ def create(  # noqa: PLR0913  # its options
         "stop_after": stop_after, "in_flight": in_flight, "second_approver": second_approver,
         "start": start, "most": most,
     }  # fmt: skip
-    by = {"operator": operator, "reason": reason}
+    signed = by._asdict()
     name = name or new_plan_name(group)
-    places = chosen.pop("letters", None)
-    session.client.call("plan.create", name=name, group=group, settings=settings, **chosen, **by)
+    places = letters.pop("letters", None)
+    session.client.call(
+        "plan.create", name=name, group=group, settings=settings, **letters, **signed
+    )
     refused: list[Any] = []
     for call, its_args in add_calls(name, places):
-        signed = by if call == "plan.freeze" else {}
-        refused += session.client.call(call, **its_args, **signed).get("refused", ())
+        more = signed if call == "plan.freeze" else {}
+        refused += session.client.call(call, **its_args, **more).get("refused", ())
     shown = wait_while(session, name, lambda plan: plan["state"] == "building")
     session.out.show(shown | {"refused": refused} if refused else shown)
 
@@ -148,7 +146,7 @@ def letters(
         typer.Option(parser=_outcome, metavar="OUTCOME", help=f"One of {', '.join(OUTCOMES)}."),
     ] = None,
     after: NextPage = None,
-    limit: Annotated[int, typer.Option(min=1, max=10_000, help="Maximum number of letters.")] = 100,
+    limit: Limit = 100,
 ) -> None:
     """List letters of a plan, in the order of publication, with what became of each."""
     found: list[Any] = []
@@ -208,57 +206,43 @@ def check(
 
 
 @broker_command(app, "approve", example="txmq plan approve mend")
-def approve(
-    session: CommandSession, plan: Plan, *, operator: Operator, reason: Reason = ""
-) -> None:
+def approve(session: CommandSession, plan: Plan, *, by: By) -> None:
     """Approve a plan of somebody else."""
-    session.show("plan.approve", name=plan, operator=operator, reason=reason)
+    session.show("plan.approve", name=plan, **by._asdict())
 
 
 @broker_command(app, "start", example="txmq plan start mend")
-def start_(session: CommandSession, plan: Plan, *, operator: Operator, reason: Reason = "") -> None:
+def start_(session: CommandSession, plan: Plan, *, by: By) -> None:
     """Begin to put the letters of a plan back."""
-    session.show("plan.start", name=plan, operator=operator, reason=reason)
+    session.show("plan.start", name=plan, **by._asdict())
 
 
 @broker_command(app, "pause", example="txmq plan pause mend")
-def pause(session: CommandSession, plan: Plan, *, operator: Operator, reason: Reason = "") -> None:
+def pause(session: CommandSession, plan: Plan, *, by: By) -> None:
     """Put no more letters of a plan back, until it is resumed."""
-    session.show("plan.pause", name=plan, operator=operator, reason=reason)
+    session.show("plan.pause", name=plan, **by._asdict())
 
 
 @broker_command(app, "resume", example="txmq plan resume mend")
-def resume(session: CommandSession, plan: Plan, *, operator: Operator, reason: Reason = "") -> None:
+def resume(session: CommandSession, plan: Plan, *, by: By) -> None:
     """Go on with a paused plan."""
-    session.show("plan.resume", name=plan, operator=operator, reason=reason)
+    session.show("plan.resume", name=plan, **by._asdict())
 
 
 @broker_command(app, "cancel", example="txmq plan cancel mend")
-def cancel(
-    session: CommandSession,
-    plan: Plan,
-    *,
-    operator: Operator,
-    reason: Reason = "",
-    yes: Yes = False,
-) -> None:
+def cancel(session: CommandSession, plan: Plan, *, by: By, yes: Yes = False) -> None:
     """End a plan. What was put back stays put back."""
     session.out.confirm(f"Cancel plan {plan}?", yes=yes)
-    session.show("plan.cancel", name=plan, operator=operator, reason=reason)
+    session.show("plan.cancel", name=plan, **by._asdict())
 
 
 @broker_command(app, "abandon", example="txmq plan abandon mend --reason 'orders of a test'")
-def abandon(
-    session: CommandSession,
-    plan: Plan,
-    *,
-    operator: Operator,
-    reason: Annotated[str, typer.Option("--reason", help="Stored with each letter.")],
-    yes: Yes = False,
-) -> None:
-    """Abandon all letters of a plan that was not started: no group will get them."""
+def abandon(session: CommandSession, plan: Plan, *, by: ByForReason, yes: Yes = False) -> None:
+    """Abandon all letters of a plan that was not started: no group will get them. The
+    reason is stored with each letter.
+    """
     session.out.confirm(f"Abandon the letters of plan {plan}?", yes=yes)
-    session.show("plan.abandon", name=plan, operator=operator, reason=reason)
+    session.show("plan.abandon", name=plan, **by._asdict())
 
 
 @broker_command(app, "leave", example="txmq plan leave mend orders/0/17 --reason 'a test order'")
@@ -272,14 +256,15 @@ def leave(
         ),
     ],
     *,
-    operator: Operator,
-    reason: Annotated[str, typer.Option("--reason", help="Shown with each letter of the plan.")],
+    by: ByForReason,
 ) -> None:
-    """Take letters out of a plan that was not started: they stay dead letters."""
-    session.show("plan.leave", name=plan, letters=letter, operator=operator, reason=reason)
+    """Take letters out of a plan that was not started: they stay dead letters. The plan
+    shows the reason with each.
+    """
+    session.show("plan.leave", name=plan, letters=letter, **by._asdict())
 
 
 @broker_command(app, "delete", example="txmq plan delete mend")
-def delete(session: CommandSession, plan: Plan, *, operator: Operator, reason: Reason = "") -> None:
+def delete(session: CommandSession, plan: Plan, *, by: By) -> None:
     """Forget a finished plan, and what became of its letters."""
-    session.show("plan.delete", name=plan, operator=operator, reason=reason)
+    session.show("plan.delete", name=plan, **by._asdict())

@@ -7,8 +7,8 @@ from typing import Annotated
 import typer
 
 from txmq.cli.command import CommandSession, broker_command
-from txmq.cli.letter_selection import Saved, Where, selection_args
-from txmq.cli.options import Group, Operator, Reason
+from txmq.cli.letter_selection import Selected
+from txmq.cli.options import By, Group
 from txmq.cli.parsers import parse_duration
 from txmq.cli.plan_options import Canary, InFlight, Most, Rate, StopAfter, StopShare
 from txmq.model.letter_filter import format_filter
@@ -43,16 +43,14 @@ def set_(  # noqa: PLR0913  # its options
     max_replays: Annotated[
         int, typer.Option(min=1, max=1_000, help="Maximum number of replays of a letter.")
     ] = 1,
-    where: Where = None,
-    select: Saved = None,
+    selected: Selected,
     rate: Rate = 10.0,
     most: Most = 10_000,
     canary: Canary = 5,
     stop_share: StopShare = 0.5,
     stop_after: StopAfter = 20,
     in_flight: InFlight = 1_000,
-    operator: Operator,
-    reason: Reason = "",
+    by: By,
 ) -> None:
     """Set the replay policy of a group. Its plans are those of `txmq plan`."""
     if after is None and not on_version:
@@ -63,7 +61,7 @@ def set_(  # noqa: PLR0913  # its options
     }  # fmt: skip
     session.show(
         "policy.set", group=group, after_s=after, on_version=on_version, max_replays=max_replays,
-        settings=settings, operator=operator, reason=reason, **selection_args(group, where, select),
+        settings=settings, **by._asdict(), **selected.args(group),
     )  # fmt: skip
 
 
@@ -78,8 +76,6 @@ def list_(session: CommandSession) -> None:
 
 
 @broker_command(app, "delete", example="txmq policy delete billing")
-def delete(
-    session: CommandSession, group: Group, *, operator: Operator, reason: Reason = ""
-) -> None:
+def delete(session: CommandSession, group: Group, *, by: By) -> None:
     """Remove the replay policy of a group. Its plans go on."""
-    session.show("policy.set", group=group, operator=operator, reason=reason)
+    session.show("policy.set", group=group, **by._asdict())

@@ -27,7 +27,7 @@ from txmq.cli.local_recovery import (
     open_copy,
     require_directory,
 )
-from txmq.cli.options import DEFAULT_BROKER, Bodies, BrokerUrl, Operator, Reason, Yes
+from txmq.cli.options import DEFAULT_BROKER, Bodies, BrokerUrl, By, Yes
 from txmq.cli.output import FAILED, Output, format_time
 from txmq.cli.parsers import parse_duration, parse_store_id
 from txmq.errors import Conflict, ForeignStore, StoreError
@@ -187,8 +187,7 @@ def adopt(  # noqa: PLR0913  # its options
         Path | None, typer.Option("--export", metavar="FILE", help="An export of the store.")
     ] = None,
     force: Force = False,
-    operator: Operator,
-    reason: Reason = "",
+    by: By,
     yes: Yes = False,
     broker: BrokerUrl = DEFAULT_BROKER,
 ) -> None:
@@ -198,16 +197,18 @@ def adopt(  # noqa: PLR0913  # its options
     broker first hears what was processed there, so that no effect comes twice. Exit
     status 1: it still works on some of them.
     """
-    by = {"force": force, "operator": operator, "reason": reason}
+    signed = {"force": force, **by._asdict()}
     with open_session(out, broker) as session, open_copy(directory, export) as (identity, copy):
         if identity is not None:
             _require_same(session, identity, group, store, directory or export)
             group, store = identity.owner.group, identity.id.hex
         of_store = _store_args(group, store)
         out.confirm(f"Adopt store {store} of group {group}?", yes=yes)
-        verdicts = {} if identity is None else report_copy(session, identity, copy, of_store | by)
+        verdicts = (
+            {} if identity is None else report_copy(session, identity, copy, of_store | signed)
+        )
         try:
-            found = session.client.call("recover.adopt", **of_store, **by)["messages"]
+            found = session.client.call("recover.adopt", **of_store, **signed)["messages"]
         except Conflict as error:
             if not verdicts or "knows no store" not in error.message:
                 raise

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
-
 import typer
 
 from txmq.cli.command import CommandSession, broker_command
 from txmq.cli.commands.letter_edits import edit
 from txmq.cli.commands.letters import change, confirm, read_page, show, show_page
 from txmq.cli.letter_selection import (
-    AllRetries,
-    RetriedPlaces,
+    ChosenRetries,
     RetriedWhere,
-    chosen_retries,
     parse_selection,
 )
-from txmq.cli.options import Group, NextPage, Operator, Reason, Yes
+from txmq.cli.options import By, ByForReason, Group, Limit, NextPage, Yes
 from txmq.model.letter_filter import retried
 
 app = typer.Typer(
@@ -37,9 +33,7 @@ def list_(
     *,
     where: RetriedWhere = None,
     after: NextPage = None,
-    limit: Annotated[
-        int, typer.Option(min=1, max=10_000, help="Maximum number of messages.")
-    ] = 100,
+    limit: Limit = 100,
 ) -> None:
     """List messages that are retried: when each has its next attempt, its last error,
     and which consumer has it.
@@ -52,82 +46,56 @@ def list_(
 
 @broker_command(app, "now", example="txmq retry now billing --where error:TimeoutError")
 def now(  # its options
-    session: CommandSession,
-    group: Group,
-    message: RetriedPlaces = None,
-    *,
-    everything: AllRetries = False,
-    where: RetriedWhere = None,
-    operator: Operator,
-    reason: Reason = "",
-    yes: Yes = False,
+    session: CommandSession, group: Group, chosen: ChosenRetries, *, by: By, yes: Yes = False
 ) -> None:
     """Deliver messages at once that wait for their next attempt. A consumer that has
     one in its local store hears of it within seconds.
     """
-    _change(
-        session, "retry.now", "Retry", group, message, where, everything=everything, yes=yes,
-        operator=operator, reason=reason,
-    )  # fmt: skip
+    _change(session, "retry.now", "Retry", group, chosen, by, yes=yes)
 
 
 @broker_command(app, "bury", example="txmq retry bury billing orders/0/17 --reason 'bug 4711'")
 def bury(  # its options
     session: CommandSession,
     group: Group,
-    message: RetriedPlaces = None,
+    chosen: ChosenRetries,
     *,
-    everything: AllRetries = False,
-    where: RetriedWhere = None,
-    operator: Operator,
-    reason: Reason,
+    by: ByForReason,
     yes: Yes = False,
 ) -> None:
     """Make messages dead letters before their last attempt. Replay or abandon them
     later: txmq dlq.
     """
-    _change(
-        session, "retry.bury", "Bury", group, message, where, everything=everything, yes=yes,
-        operator=operator, reason=reason,
-    )  # fmt: skip
+    _change(session, "retry.bury", "Bury", group, chosen, by, yes=yes)
 
 
 @broker_command(app, "skip", example="txmq retry skip billing orders/0/17 --reason 'a test order'")
 def skip(  # its options
     session: CommandSession,
     group: Group,
-    message: RetriedPlaces = None,
+    chosen: ChosenRetries,
     *,
-    everything: AllRetries = False,
-    where: RetriedWhere = None,
-    operator: Operator,
-    reason: Reason,
+    by: ByForReason,
     yes: Yes = False,
 ) -> None:
     """Close messages for good without another attempt; their keys go on. They become
     abandoned dead letters.
     """
-    _change(
-        session, "retry.skip", "Skip", group, message, where, everything=everything, yes=yes,
-        operator=operator, reason=reason,
-    )  # fmt: skip
+    _change(session, "retry.skip", "Skip", group, chosen, by, yes=yes)
 
 
-def _change(  # noqa: PLR0913  # what a change of retries is
+def _change(
     session: CommandSession,
     call: str,
     what: str,
     group: str,
-    places: list[Any] | None,
-    where: list[str] | None,
+    chosen: ChosenRetries,
+    by: By | ByForReason,
     *,
-    everything: bool,
     yes: bool,
-    operator: str,
-    reason: str,
 ) -> None:
     """Change messages that are named or selected, and show the result."""
-    chosen = chosen_retries(group, places, where, everything=everything)
-    if not places:
-        confirm(session, what, "message", group, chosen, yes=yes)
-    change(session, call, chosen, group=group, operator=operator, reason=reason)
+    messages = chosen.args(group)
+    if not chosen.message:
+        confirm(session, what, "message", group, messages, yes=yes)
+    change(session, call, messages, group=group, **by._asdict())

@@ -1,14 +1,14 @@
 """`txmq tail`: print the messages of a topic as they arrive, without a consumer group.
 
-It leases and acks nothing. One connection has a long poll for each partition.
+It leases and acks nothing, and keeps no positions.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from itertools import islice
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, cast
+from uuid import UUID
 
 import typer
 
@@ -18,17 +18,13 @@ from txmq.cli.output import format_time
 from txmq.cli.parsers import TimeOutOfRange, is_number, parse_moment
 from txmq.cli.rows import body_fields
 from txmq.model.printable import escape_unprintable
+from txmq.model.topic_partition import PartitionName
 
 if TYPE_CHECKING:
-    from txmq.client.blocking.connections.connection import Connection
+    from txmq.client.blocking.client import Client
     from txmq.model.message import ReceivedMessage
-    from txmq.wire.chunks import Chunk, Chunks
 
 app = typer.Typer()
-WAIT_MS = 20_000
-READ_BYTES = 1 << 20
-CONNECT_TIMEOUT_S = 10.0
-REPLY_TIMEOUT_S = 60.0  # longer than WAIT_MS
 
 
 class Start(NamedTuple):
@@ -97,15 +93,17 @@ def tail(
             number: _offset_at_time(session, topic, number, end, begin.time)
             for number, (_first, end) in bounds.items()
         }
-    ends = {number: end for number, (_first, end) in bounds.items()}
-    reader = TopicReader(session.url, topic)
+    client = cast("Client", session.client)
+    if follow:
+        messages = follow_topic(client, topic, starts, partition)
+    else:
+        ends = {number: end for number, (_first, end) in bounds.items()}
+        messages = read_topic(client, topic, starts, ends)
     try:
-        for message in islice(read_partitions(reader, starts, None if follow else ends), count):
+        for message in islice(messages, count):
             session.out.print_line(json_fields(message), text_line(message))
     except KeyboardInterrupt:  # the usual end of a tail
         return
-    finally:
-        reader.close()
 
 
 def _bounds(
@@ -139,102 +137,49 @@ def _offset_at_time(
     return found[0]["offset"] if found else end
 
 
-class TopicPolls(Protocol):
-    """Long polls of the partitions of a topic."""
+def read_topic(
+    client: Client, topic: str, starts: Mapping[int, int], ends: Mapping[int, int]
+) -> Iterator[ReceivedMessage]:
+    """Yield the messages of partitions from their starts to their ends, one partition
+    after the other.
+    """
+    for partition, start in starts.items():
+        at, end = start, ends[partition]
+        while at < end:
+            found = client.read(topic, partition, at)
+            yield from (message for message in found.messages if message.offset < end)
+            at = max(at, found.next_offset)
 
-    def poll(self, partition: int, offset: int, wait_ms: int) -> None:
-        """Send a long poll."""
 
-    def replies(self) -> Iterable[tuple[int, Chunks]]:
-        """Wait for at least one reply."""
+def follow_topic(
+    client: Client, topic: str, starts: Mapping[int, int], partitions: list[int] | None
+) -> Iterator[ReceivedMessage]:
+    """Yield the messages of partitions from their starts on, each in order, and wait
+    for more. Without `partitions` those are read as well that the topic will have.
+    """
+    positions = Positions({(topic, number): offset for number, offset in starts.items()})
+    with client.reader("tail", [topic], positions) as reader:
+        if partitions:
+            reader.assign([(topic, number) for number in partitions])
+        yield from reader
 
 
-class TopicReader:
-    """Long polls on one connection."""
+class Positions:
+    """The positions at which a reader begins; those that it comes to are not kept."""
 
-    def __init__(self, url: str, topic: str) -> None:
-        self._topic = topic
-        self._polls: dict[int, int] = {}
-        self._connection = _connect(url)
+    def __init__(self, starts: Mapping[PartitionName, int]) -> None:
+        self._starts = starts
 
-    def poll(self, partition: int, offset: int, wait_ms: int) -> None:
-        from txmq.wire.data_requests import Opcode, Read, pack_read
+    def load(self, name: str, log_id: UUID) -> Mapping[PartitionName, int]:
+        """Return the first positions."""
+        del name, log_id
+        return self._starts
 
-        payload = pack_read(Read(partition, offset, wait_ms, READ_BYTES, self._topic))
-        deadline = time.monotonic() + REPLY_TIMEOUT_S
-        correlation = self._connection.write(Opcode.READ, payload, deadline)
-        self._polls[correlation] = partition
-
-    def replies(self) -> Iterator[tuple[int, Chunks]]:
-        from txmq.client.protocol.conversation import reply_payload
-        from txmq.wire.chunks import unpack_chunks
-
-        for frame in self._connection.receive(time.monotonic() + REPLY_TIMEOUT_S):
-            yield self._polls.pop(frame.correlation), unpack_chunks(reply_payload(frame))
+    def save(self, name: str, log_id: UUID, offsets: Mapping[PartitionName, int]) -> None:
+        """Do nothing."""
 
     def close(self) -> None:
-        """Close the connection, and with it the polls."""
-        self._connection.close()
-
-
-def _connect(url: str) -> Connection:
-    from txmq.client.blocking.connections.connection import open_connection
-    from txmq.client.protocol.address import parse_url
-    from txmq.client.protocol.conversation import Conversation, LogIdentity
-
-    identity = LogIdentity()
-    deadline = time.monotonic() + CONNECT_TIMEOUT_S
-    return open_connection(
-        parse_url(url), identity, lambda: Conversation(None, identity), deadline, retry=False
-    )
-
-
-def read_partitions(
-    polls: TopicPolls, starts: Mapping[int, int], ends: Mapping[int, int] | None = None
-) -> Iterator[ReceivedMessage]:
-    """Yield the messages of each partition from its start, in order.
-
-    Without `ends` it waits for more messages.
-    """
-    waiting = {
-        number: start for number, start in starts.items() if ends is None or start < ends[number]
-    }
-    wait_ms = WAIT_MS if ends is None else 0
-    for number, offset in waiting.items():
-        polls.poll(number, offset, wait_ms)
-    while waiting:
-        for number, reply in polls.replies():
-            for chunk in reply.chunks:
-                yield from _messages(chunk, waiting[number])
-            waiting[number] = max(reply.next_offset, waiting[number])
-            if ends is not None and waiting[number] >= ends[number]:
-                del waiting[number]
-            else:
-                polls.poll(number, waiting[number], wait_ms)
-
-
-def _messages(chunk: Chunk, start: int) -> Iterator[ReceivedMessage]:
-    """Yield the messages of a chunk. Its batch may begin before the requested
-    offset.
-    """
-    from txmq.batch import BatchView
-    from txmq.model.message import ReceivedMessage
-
-    view = BatchView(chunk.batch)
-    for row in range(max(chunk.first_row, start - chunk.base_offset), chunk.first_row + chunk.rows):
-        yield ReceivedMessage(
-            topic=chunk.topic,
-            partition=chunk.partition,
-            offset=chunk.base_offset + row,
-            key=view.keys[row],
-            tag=view.tags[row],
-            headers=view.headers[row],
-            body=view.bodies[row],
-            message_id=view.message_ids[row],
-            attempt=chunk.attempt,
-            born_at=view.born_at[row],
-            stored_at=chunk.stored_at,
-        )
+        """Do nothing."""
 
 
 def json_fields(message: ReceivedMessage) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import typer
 
 from txmq.cli.command import CommandSession, broker_command
 from txmq.cli.commands.letter_edits import import_model
-from txmq.cli.options import Operator, Reason, Topic, Yes
+from txmq.cli.options import By, Topic, Yes
 from txmq.cli.output import FAILED
 from txmq.errors import ConfigError
 from txmq.model.printable import escape_unprintable
@@ -49,8 +49,7 @@ def set_(
     model: Model = None,
     compatibility: Rule = None,
     force: Force = False,
-    operator: Operator,
-    reason: Reason = "",
+    by: By,
 ) -> None:
     """Give a topic a schema, or another rule for its changes.
 
@@ -60,8 +59,8 @@ def set_(
     if schema is None and compatibility is None:
         raise typer.BadParameter("use --file, --model or --compatibility")
     changes: dict[str, Any] = {"json_schema": schema, "compatibility": compatibility}
-    by = {"operator": operator, "reason": reason}
-    _print(session, session.client.call("topic.schema", name=topic, force=force, **changes, **by))
+    changes |= {"force": force, **by._asdict()}
+    _print(session, session.client.call("topic.schema", name=topic, **changes))
 
 
 @broker_command(app, "check", example="txmq topic schema check orders --file order.schema.json")
@@ -92,17 +91,10 @@ def check(
 
 
 @broker_command(app, "remove", example="txmq topic schema remove orders")
-def remove(
-    session: CommandSession,
-    topic: Topic,
-    *,
-    operator: Operator,
-    reason: Reason = "",
-    yes: Yes = False,
-) -> None:
+def remove(session: CommandSession, topic: Topic, *, by: By, yes: Yes = False) -> None:
     """Remove the schema of a topic, and its rule."""
     session.out.confirm(f"Remove the schema of topic {topic}?", yes=yes)
-    session.show("topic.schema", name=topic, json_schema="", operator=operator, reason=reason)
+    session.show("topic.schema", name=topic, json_schema="", **by._asdict())
 
 
 def read_schema(file: Path | None, model: str | None) -> str | None:

@@ -10,7 +10,7 @@ import typer
 from txmq.cli.command import CommandSession, broker_command
 from txmq.cli.commands import topic_schemas
 from txmq.cli.commands.topic_schemas import schema_summary
-from txmq.cli.options import Operator, Reason, Topic, Yes
+from txmq.cli.options import By, Topic, Yes
 from txmq.cli.parsers import (
     parse_flush,
     parse_policy,
@@ -76,17 +76,10 @@ def create(
 @broker_command(
     app, "alter", example="txmq topic alter orders --set retention=7d --set policy=archive"
 )
-def alter(
-    session: CommandSession,
-    topic: Topic,
-    *,
-    settings: Settings,
-    operator: Operator,
-    reason: Reason = "",
-) -> None:
+def alter(session: CommandSession, topic: Topic, *, settings: Settings, by: By) -> None:
     """Change settings of a topic while it is in use. Other settings stay."""
     changes = parse_settings(settings)
-    session.show("topic.alter", name=topic, operator=operator, reason=reason, **changes)
+    session.show("topic.alter", name=topic, **by._asdict(), **changes)
 
 
 @broker_command(app, "list", example="txmq topic list --json")
@@ -109,27 +102,13 @@ def show(session: CommandSession, topic: Topic) -> None:
 
 
 @broker_command(app, "set", example="txmq topic set orders --partitions 32")
-def set_(
-    session: CommandSession,
-    topic: Topic,
-    partitions: Partitions,
-    *,
-    operator: Operator,
-    reason: Reason = "",
-) -> None:
+def set_(session: CommandSession, topic: Topic, partitions: Partitions, *, by: By) -> None:
     """Add partitions to a topic."""
-    session.show("topic.grow", name=topic, partitions=partitions, operator=operator, reason=reason)
+    session.show("topic.grow", name=topic, partitions=partitions, **by._asdict())
 
 
 @broker_command(app, "delete", example="txmq topic delete orders")
-def delete(
-    session: CommandSession,
-    topic: Topic,
-    *,
-    operator: Operator,
-    reason: Reason = "",
-    yes: Yes = False,
-) -> None:
+def delete(session: CommandSession, topic: Topic, *, by: By, yes: Yes = False) -> None:
     """Delete a topic and its messages."""
     session.out.confirm(f"Delete topic {topic} and all of its messages?", yes=yes)
-    session.show("topic.delete", name=topic, operator=operator, reason=reason)
+    session.show("topic.delete", name=topic, **by._asdict())

@@ -19,7 +19,7 @@ from txmq.cli.message_search import (
     Within,
     bounded_search,
 )
-from txmq.cli.options import MessageIdFilter, StoredFrom
+from txmq.cli.options import Limit, MessageIdFilter, StoredFrom
 from txmq.cli.output import FAILED
 from txmq.client.protocol.calls import calls_by
 from txmq.client.protocol.life_events import LifeEvent, events_of, name_of, sequence_of
@@ -60,7 +60,7 @@ def trace(  # noqa: PLR0913  # its options
     html: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write one HTML page with a time line.")
     ] = None,
-    limit: Annotated[int, typer.Option(min=1, max=10_000, help="Maximum number of messages.")] = 20,
+    limit: Limit = 20,
     most_read: MostRead = MOST_READ,
     within: Within = "60s",  # type: ignore[assignment]  # typer parses it
 ) -> None:

@@ -12,7 +12,7 @@ import typer
 from txmq.cli.command import CommandSession, broker_command
 from txmq.cli.commands.audit import brief_entries
 from txmq.cli.database import Dsn, open_database
-from txmq.cli.options import Bodies, Operator, Reason, Token
+from txmq.cli.options import Bodies, ByForReason, Limit, Token
 from txmq.cli.output import FAILED, format_time
 from txmq.cli.parsers import parse_moment, parse_token
 from txmq.cli.rows import with_decoded_body
@@ -68,9 +68,7 @@ def list_(
             "keys; open: not all parts are stored; conflicts: refused opposite decisions.",
         ),
     ] = TransactionFilter.UNDECIDED,
-    limit: Annotated[
-        int, typer.Option(min=1, max=10_000, help="Maximum number of transactions.")
-    ] = 100,
+    limit: Limit = 100,
 ) -> None:
     """List transactions, the oldest first. Conflicts: the newest first."""
     columns = () if state is TransactionFilter.CONFLICTS else COLUMNS
@@ -86,9 +84,7 @@ def show(
     after: Annotated[
         int, typer.Option(min=0, help="Skip this many messages: `next` of the page before.")
     ] = 0,
-    limit: Annotated[
-        int, typer.Option(min=1, max=10_000, help="Maximum number of messages.")
-    ] = 100,
+    limit: Limit = 100,
 ) -> None:
     """Show a transaction: its decider, outcome, messages, and the transactions ahead of
     it.
@@ -123,42 +119,30 @@ Force = Annotated[
 @broker_command(
     app, "commit", example="txmq tx commit 019a0000000070008000000000000001 --reason 'has a row'"
 )
-def commit(
-    session: CommandSession,
-    token: Token,
-    *,
-    reason: Reason,
-    operator: Operator,
-    force: Force = False,
-) -> None:
+def commit(session: CommandSession, token: Token, *, by: ByForReason, force: Force = False) -> None:
     """Commit an undecided transaction by hand, and publish its messages. There is no
     undo.
     """
-    _decide(session, token, "COMMIT", operator, reason, force=force)
+    _decide(session, token, "COMMIT", by, force=force)
 
 
 @broker_command(
     app, "rollback", example="txmq tx rollback 019a0000000070008000000000000001 --reason 'no row'"
 )
 def rollback(
-    session: CommandSession,
-    token: Token,
-    *,
-    reason: Reason,
-    operator: Operator,
-    force: Force = False,
+    session: CommandSession, token: Token, *, by: ByForReason, force: Force = False
 ) -> None:
     """Roll back an undecided transaction by hand, and drop its messages. There is no
     undo.
     """
-    _decide(session, token, "ROLLBACK", operator, reason, force=force)
+    _decide(session, token, "ROLLBACK", by, force=force)
 
 
 def _decide(
-    session: CommandSession, token: str, outcome: str, operator: str, reason: str, *, force: bool
+    session: CommandSession, token: str, outcome: str, by: ByForReason, *, force: bool
 ) -> None:
     reply = session.client.call(
-        "tx.decide", token=token, outcome=outcome, operator=operator, reason=reason, force=force
+        "tx.decide", token=token, outcome=outcome, **by._asdict(), force=force
     )
     session.out.show(reply)
 

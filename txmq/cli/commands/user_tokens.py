@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from txmq.cli.command import CommandSession, broker_command
-from txmq.cli.options import Operator, Reason, User
+from txmq.cli.options import By, User
 from txmq.cli.parsers import parse_name
 from txmq.model.units import DAY, SECOND
 
@@ -33,8 +33,7 @@ def add(
     days: Annotated[
         int, typer.Option(min=1, max=3_650, help="Days for which the token is valid.")
     ] = 90,
-    operator: Operator,
-    reason: Reason = "",
+    by: By,
 ) -> None:
     """Make a token with the rights of a user, and show it: this once. The broker has
     its digest only.
@@ -43,17 +42,15 @@ def add(
     digest = hashlib.sha256(token.encode()).hexdigest()
     session.client.call(
         "token.add", name=user, token=name, digest=digest, expire_s=days * DAY // SECOND,
-        operator=operator, reason=reason,
+        **by._asdict(),
     )  # fmt: skip
     session.out.show({"user": user, "name": name, "days": days, "token": token})
 
 
 @broker_command(app, "revoke", example="txmq user token revoke ada scripts")
-def revoke(
-    session: CommandSession, user: User, name: Token, *, operator: Operator, reason: Reason = ""
-) -> None:
+def revoke(session: CommandSession, user: User, name: Token, *, by: By) -> None:
     """Take a token back, at once."""
-    session.show("token.revoke", name=user, token=name, operator=operator, reason=reason)
+    session.show("token.revoke", name=user, token=name, **by._asdict())
 
 
 @broker_command(app, "list", example="txmq user token list")

@@ -8,7 +8,7 @@ import typer
 
 from txmq.cli.command import CommandSession, broker_command, local_command
 from txmq.cli.commands import user_tokens
-from txmq.cli.options import DataDir, Operator, Reason, SettingsPath, User, data_directory
+from txmq.cli.options import By, DataDir, SettingsPath, User, data_directory
 from txmq.cli.output import Output
 from txmq.cli.parsers import parse_name, parse_named_limit
 from txmq.cli.passwords import PasswordFile, new_verifier
@@ -47,8 +47,7 @@ def add(
             "--no-password", help="The user logs in by a certificate, or over HTTP with a token."
         ),
     ] = False,
-    operator: Operator,
-    reason: Reason = "",
+    by: By,
 ) -> None:
     """Add a user. The first one must be an admin: from then on the broker asks every
     client for a login.
@@ -56,40 +55,26 @@ def add(
     roles = _known_roles(role)
     password = None if no_password else _password(session.out, password_file)
     session.show(
-        "user.set", name=user, roles=roles, password=password, new=True, operator=operator,
-        reason=reason,
+        "user.set", name=user, roles=roles, password=password, new=True, **by._asdict(),
     )  # fmt: skip
 
 
 @broker_command(app, "password", example="txmq user password ada")
 def password(
-    session: CommandSession,
-    user: User,
-    *,
-    password_file: PasswordFile = None,
-    operator: Operator,
-    reason: Reason = "",
+    session: CommandSession, user: User, *, password_file: PasswordFile = None, by: By
 ) -> None:
     """Give a user a new password. Connections that are logged in stay."""
     session.show(
         "user.set", name=user, password=_password(session.out, password_file), new=False,
-        operator=operator, reason=reason,
+        **by._asdict(),
     )  # fmt: skip
 
 
 @broker_command(app, "roles", example="txmq user roles ada --role operator --role auditor")
-def roles(
-    session: CommandSession,
-    user: User,
-    *,
-    role: Roles = None,
-    operator: Operator,
-    reason: Reason = "",
-) -> None:
+def roles(session: CommandSession, user: User, *, role: Roles = None, by: By) -> None:
     """Set the roles of a user; without --role it has none any more. Grants stay."""
     session.show(
-        "user.set", name=user, roles=_known_roles(role), new=False, operator=operator,
-        reason=reason,
+        "user.set", name=user, roles=_known_roles(role), new=False, **by._asdict(),
     )  # fmt: skip
 
 
@@ -110,14 +95,13 @@ def quota(
             "user makes), undecided=1000 (half messages), connections=20; 0 = no limit.",
         ),
     ],
-    operator: Operator,
-    reason: Reason = "",
+    by: By,
 ) -> None:
     """Set limits of a user; what is not named stays. They hold for open connections,
     but for the number of these.
     """
     named: dict[str, Any] = dict(parse_named_limit(text, Quota._fields) for text in limits)
-    session.show("user.quota", name=user, operator=operator, reason=reason, **named)
+    session.show("user.quota", name=user, **by._asdict(), **named)
 
 
 @broker_command(app, "show", example="txmq user show ada")
@@ -130,9 +114,9 @@ def show(session: CommandSession, user: User) -> None:
 
 
 @broker_command(app, "delete", example="txmq user delete ada")
-def delete(session: CommandSession, user: User, *, operator: Operator, reason: Reason = "") -> None:
+def delete(session: CommandSession, user: User, *, by: By) -> None:
     """Delete a user with all grants, and end its connections."""
-    session.show("user.delete", name=user, operator=operator, reason=reason)
+    session.show("user.delete", name=user, **by._asdict())
 
 
 @broker_command(app, "list", example="txmq user list")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from txmq.cli.command import CommandSession, broker_command, local_command
-from txmq.cli.options import DEFAULT_BROKER, Operator, Reason, Token
+from txmq.cli.options import DEFAULT_BROKER, ByForReason, Limit, Operator, Token
 from txmq.cli.output import FAILED, Output
 from txmq.cli.parsers import parse_moment, parse_name, parse_token
 from txmq.cli.stop import stop_on_signals
@@ -74,9 +74,7 @@ def list_(
         str | None,
         typer.Option(metavar="TOKEN", parser=parse_token, help="Only branches after this token."),
     ] = None,
-    limit: Annotated[
-        int, typer.Option(min=1, max=10_000, help="Maximum number of branches.")
-    ] = 100,
+    limit: Limit = 100,
 ) -> None:
     """List undecided branches of a broker, and heuristic outcomes, the oldest first."""
     chosen = {"kind": None if kind is None else kind.value, "owner": owner, "heuristic": heuristic}
@@ -90,9 +88,9 @@ def list_(
 @broker_command(
     app, "forget", example="txmq xa forget 019a0000000070008000000000000001 --reason 'by hand'"
 )
-def forget(session: CommandSession, token: Token, *, reason: Reason, operator: Operator) -> None:
+def forget(session: CommandSession, token: Token, *, by: ByForReason) -> None:
     """Remove a heuristic or mixed outcome from the list, once it is dealt with."""
-    session.client.call("xa.forget", token=token, operator=operator, reason=reason)
+    session.client.call("xa.forget", token=token, **by._asdict())
     session.out.show({"token": token, "forgotten": True})
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from asyncio import Future
 from collections.abc import Awaitable, Coroutine, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn, Unpack, overload
+from typing import TYPE_CHECKING, Any, NoReturn, Unpack
 from uuid import UUID
 from weakref import WeakSet
 
@@ -16,10 +16,8 @@ from txmq.client.aio.consumer.members import LoopMembers
 from txmq.client.aio.core import AioCore, finish
 from txmq.client.aio.loop import cancelled, gather
 from txmq.client.aio.reader import Reader
-from txmq.client.aio.transaction.begin import begin, begin_xa, enlist
+from txmq.client.aio.transaction.calls import TransactionCalls
 from txmq.client.aio.transaction.checkers import Checker, Checkers
-from txmq.client.aio.transaction.half import HalfTransaction
-from txmq.client.aio.transaction.transaction import Transaction
 from txmq.client.aio.transaction.xa_resource import XaResource
 from txmq.client.aio.typed import TypedTopicCalls
 from txmq.client.log import get_logger
@@ -38,9 +36,6 @@ from txmq.client.protocol.transaction.decision import is_published
 from txmq.client.protocol.transaction.half_message import HalfBundle, HalfMessage
 from txmq.client.protocol.transaction.options import (
     CHECK_AFTER_S,
-    NO_CONNECTION,
-    TransactionOptions,
-    XaOptions,
 )
 from txmq.client.protocol.typed.bodies import Topics
 from txmq.errors import RequestTimeout, TxmqError
@@ -50,14 +45,12 @@ from txmq.tx.xid import Xid
 from txmq.wire.data_requests import Opcode
 
 if TYPE_CHECKING:  # for programs that have a database
-    from txmq.client.aio.transaction.enlisted import EnlistedTransaction
-    from txmq.client.aio.transaction.postgres import PostgresTransaction
-    from txmq.client.aio.transaction.xa import XaTransaction
+    pass
 
 log = get_logger()
 
 
-class Client(TypedTopicCalls, AwaitedMessageCalls, AsyncCloseable):
+class Client(TransactionCalls, TypedTopicCalls, AwaitedMessageCalls, AsyncCloseable):
     """A client of one broker, for the event loop that uses it first. Made by
     `txmq.aio.connect`.
 
@@ -73,7 +66,7 @@ class Client(TypedTopicCalls, AwaitedMessageCalls, AsyncCloseable):
     _core: AioCore
 
     def __init__(self, core: AioCore) -> None:
-        self._core = core
+        self._core, self._cores = core, (core,)
         self._checkers = Checkers(core)
         core.answer_checks = self._checkers.start
         self._branches: dict[Xid, ForeignBranch] = {}  # of its XA resources
@@ -282,53 +275,6 @@ class Client(TypedTopicCalls, AwaitedMessageCalls, AsyncCloseable):
         await reader.open()
         self._readers.add(reader)
         return reader
-
-    @overload
-    def transaction(self) -> Transaction: ...
-
-    @overload
-    def transaction(
-        self, *, checker: str, **options: Unpack[TransactionOptions]
-    ) -> HalfTransaction: ...
-
-    @overload
-    def transaction(
-        self, connection: object, **options: Unpack[TransactionOptions]
-    ) -> PostgresTransaction: ...
-
-    def transaction(
-        self,
-        connection: object = NO_CONNECTION,
-        *,
-        checker: str | None = None,
-        **options: Unpack[TransactionOptions],
-    ) -> Transaction:
-        """Return an `async with` block whose sends and acks take effect together.
-
-        With a `connection`, of psycopg 3 (AsyncConnection) or asyncpg, they take effect
-        together with the rows written on it. With the name of a registered `checker`
-        they do so together with other local work. With neither, the broker decides
-        alone.
-        """
-        return begin(self._core, connection, checker, options)
-
-    def enlist(
-        self, connection: object, *, hooks: bool = False, **options: Unpack[TransactionOptions]
-    ) -> EnlistedTransaction:
-        """Return sends and acks that take effect with the COMMIT of somebody else, in
-        the transaction that is open on the connection, or that its next statement
-        begins.
-
-        The rest is as for `enlist` of the blocking client.
-        """
-        return enlist([self._core], connection, options, hooks=hooks)
-
-    def xa(self, *connections: object, **options: Unpack[XaOptions]) -> XaTransaction:
-        """Return an `async with` block over several databases, committed in two phases.
-
-        The rows on all connections, the sends and the acks take effect together.
-        """
-        return begin_xa(self._core, connections, options)
 
     def xa_resource(self, owner: str | None = None) -> XaResource:
         """Return the broker as a resource of another transaction manager.

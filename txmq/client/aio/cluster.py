@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Coroutine, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn, Unpack, overload
+from typing import TYPE_CHECKING, Any, NoReturn, Unpack
 from weakref import WeakSet
 
 from txmq.client.aio.client import Client
@@ -15,10 +15,8 @@ from txmq.client.aio.core import AioCore, finish
 from txmq.client.aio.loop import gather
 from txmq.client.aio.readers import Readers
 from txmq.client.aio.routed_sends import RoutedSends
-from txmq.client.aio.transaction.begin import begin, begin_xa, enlist
+from txmq.client.aio.transaction.calls import TransactionCalls
 from txmq.client.aio.transaction.checkers import Checker
-from txmq.client.aio.transaction.half import HalfTransaction
-from txmq.client.aio.transaction.transaction import Transaction
 from txmq.client.aio.typed import TypedTopicCalls
 from txmq.client.log import get_logger
 from txmq.client.protocol.address import Addresses
@@ -33,15 +31,12 @@ from txmq.client.protocol.offsets import OffsetStore
 from txmq.client.protocol.reader import Found, ReaderStart
 from txmq.client.protocol.sender.batches import StoredBatch
 from txmq.client.protocol.sender.brokers import Brokers
-from txmq.client.protocol.sender.routing import of_one_broker
+from txmq.client.protocol.sender.routing import Routing, of_one_broker
 from txmq.client.protocol.sender.rows import Fields, check_columns, checked_messages
 from txmq.client.protocol.settings import ClientSettings
 from txmq.client.protocol.transaction.half_message import HalfMessage
 from txmq.client.protocol.transaction.options import (
     CHECK_AFTER_S,
-    NO_CONNECTION,
-    TransactionOptions,
-    XaOptions,
 )
 from txmq.client.protocol.typed.bodies import Topics
 from txmq.errors import TxmqError
@@ -49,14 +44,19 @@ from txmq.model.durations import Duration
 from txmq.model.message import Message, Receipt
 
 if TYPE_CHECKING:  # for programs that have a database
-    from txmq.client.aio.transaction.enlisted import EnlistedTransaction
-    from txmq.client.aio.transaction.postgres import PostgresTransaction
-    from txmq.client.aio.transaction.xa import XaTransaction
+    pass
 
 log = get_logger()
 
 
-class Cluster(TypedTopicCalls, RoutedSends, ClusterCalls[Client], OneBrokerCalls, AsyncCloseable):
+class Cluster(
+    RoutedSends,
+    TransactionCalls,
+    TypedTopicCalls,
+    ClusterCalls[Client],
+    OneBrokerCalls,
+    AsyncCloseable,
+):
     """A client of several brokers, for the event loop that uses it first.
 
     `txmq.aio.connect` makes it from a sequence of URLs. Each broker has a log of its
@@ -73,6 +73,9 @@ class Cluster(TypedTopicCalls, RoutedSends, ClusterCalls[Client], OneBrokerCalls
     LocalProtocolError here; `clients` has the client of each broker for them, in the
     order of the URLs, and then of those that were found.
     """
+
+    _cores: Sequence[AioCore]
+    _routing: Routing
 
     def __init__(
         self,
@@ -249,58 +252,8 @@ class Cluster(TypedTopicCalls, RoutedSends, ClusterCalls[Client], OneBrokerCalls
         """
         _raise_first(await gather(client.flush(timeout) for client in self.clients))
 
-    @overload
-    def transaction(self) -> Transaction: ...
-
-    @overload
-    def transaction(
-        self, *, checker: str, **options: Unpack[TransactionOptions]
-    ) -> HalfTransaction: ...
-
-    @overload
-    def transaction(
-        self, connection: object, **options: Unpack[TransactionOptions]
-    ) -> PostgresTransaction: ...
-
-    def transaction(
-        self,
-        connection: object = NO_CONNECTION,
-        *,
-        checker: str | None = None,
-        **options: Unpack[TransactionOptions],
-    ) -> Transaction:
-        """Return an `async with` block whose sends and acks take effect together.
-
-        At the end of the block each message goes to the broker of its key or partition,
-        each ack to the broker that delivered the message. Messages without a key go to
-        a broker that the transaction uses anyway.
-
-        With a `connection` there may be several brokers, and one COMMIT decides for
-        all. Without it one broker decides: the block raises LocalProtocolError where
-        its messages and acks belong to several brokers. The rest is as for
-        `Client.transaction`.
-        """
-        begun = begin(self._cores[0], connection, checker, options)
-        begun._spread(self._cores, self._routing)  # noqa: SLF001  # not the user's call
-        return begun
-
-    def enlist(
-        self, connection: object, *, hooks: bool = False, **options: Unpack[TransactionOptions]
-    ) -> EnlistedTransaction:
-        """Return sends and acks that take effect with the COMMIT of somebody else; see
-        `Client.enlist`.
-        """
-        return enlist(self._cores, connection, options, self._routing, hooks=hooks)
-
-    def xa(self, *connections: object, **options: Unpack[XaOptions]) -> XaTransaction:
-        """Return an `async with` block over several databases, committed in two phases.
-
-        Messages and acks go to their brokers as in `transaction`. One broker, which has
-        to be there, decides in its log. The rest is as for `Client.xa`.
-        """
-        begun = begin_xa(self._cores[self._any_routes()[0].broker], connections, options)
-        begun._spread(self._cores, self._routing)  # noqa: SLF001  # not the user's call
-        return begun
+    def _home(self) -> AioCore:
+        return self._cores[self._any_routes()[0].broker]
 
     def xa_resource(self, owner: str | None = None) -> NoReturn:
         """Each broker is a resource of its own: `client.xa_resource` of `clients`."""

@@ -14,7 +14,7 @@ from txmq.client.aio.client import Client, log_dropped, receipts_of
 from txmq.client.aio.core import AioCore
 from txmq.client.aio.loop import cancelled
 from txmq.client.aio.spool_queue import SpoolQueue
-from txmq.client.blocking.spool import LOOK_EVERY_S, ClientSpool
+from txmq.client.blocking.spool import LOOK_EVERY_S, ClientSpool, SpoolFigures
 from txmq.client.blocking.spooling_client import SpoolingClient as BlockingClient
 from txmq.client.blocking.spooling_client import stored_batches
 from txmq.client.blocking.spooling_core import SpoolingCore
@@ -31,33 +31,12 @@ from txmq.model.message import Message, Receipt
 T = TypeVar("T")
 
 
-class AioSpool:
+class AioSpool(SpoolFigures):
     """The messages of a client that wait on local disk; see `ClientSpool`."""
 
     def __init__(self, spool: ClientSpool) -> None:
+        super().__init__(spool._own_chain)  # noqa: SLF001  # of the blocking face
         self._spool = spool
-
-    @property
-    def waiting(self) -> int:
-        """Messages that wait for the broker."""
-        return self._spool.waiting
-
-    @property
-    def bytes(self) -> int:
-        """Bytes on disk that they occupy."""
-        return self._spool.bytes
-
-    @property
-    def oldest_at(self) -> int:
-        """The time at which the oldest of them was stored here, in microseconds; 0 =
-        none.
-        """
-        return self._spool.oldest_at
-
-    @property
-    def refused(self) -> int:
-        """Messages that the broker refused for good: `txmq recover` lists them."""
-        return self._spool.refused
 
     async def wait(self, timeout: Duration | None = None) -> None:  # noqa: ASYNC109  # as of the other faces
         """Wait until everything is at the broker, or among the refused.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any, Self, Unpack, overload
+from typing import TYPE_CHECKING, Any, Self, Unpack
 from uuid import UUID
 from weakref import WeakSet
 
@@ -14,10 +14,8 @@ from txmq.client.blocking.core import BlockingCore
 from txmq.client.blocking.messages import BlockingMessageCalls
 from txmq.client.blocking.reader import Reader, open_reader
 from txmq.client.blocking.sender.producer import BlockingProducer
-from txmq.client.blocking.transaction.begin import begin, begin_xa, enlist
+from txmq.client.blocking.transaction.calls import TransactionCalls
 from txmq.client.blocking.transaction.checkers import Checker, Checkers
-from txmq.client.blocking.transaction.half import HalfTransaction
-from txmq.client.blocking.transaction.transaction import Transaction
 from txmq.client.blocking.transaction.xa_resource import XaResource
 from txmq.client.blocking.typed import TypedTopicCalls
 from txmq.client.log import get_logger
@@ -35,10 +33,6 @@ from txmq.client.protocol.transaction.decision import is_published
 from txmq.client.protocol.transaction.half_message import HalfBundle, HalfMessage
 from txmq.client.protocol.transaction.options import (
     CHECK_AFTER_S,
-    NO_CONNECTION,
-    Nobody,
-    TransactionOptions,
-    XaOptions,
 )
 from txmq.client.protocol.typed.bodies import Topics
 from txmq.errors import RequestTimeout, TxmqError
@@ -49,14 +43,11 @@ from txmq.wire.data_requests import Opcode
 
 if TYPE_CHECKING:  # psycopg2 is for those who have a database, the spool for others
     from txmq.client.blocking.spool import ClientSpool
-    from txmq.client.blocking.transaction.enlisted import EnlistedTransaction
-    from txmq.client.blocking.transaction.xa import XaTransaction
-    from txmq.tx.postgres.driver import BlockingConnection
 
 log = get_logger()
 
 
-class Client(BlockingProducer, BlockingMessageCalls, TypedTopicCalls):
+class Client(BlockingProducer, TransactionCalls, BlockingMessageCalls, TypedTopicCalls):
     """A client of one broker, for any number of threads. Made by `txmq.connect`.
 
     A `with` block closes the client at its end. Every call raises BrokerUnavailable
@@ -70,7 +61,7 @@ class Client(BlockingProducer, BlockingMessageCalls, TypedTopicCalls):
     def __init__(self, core: BlockingCore) -> None:
         settings = core.settings
         super().__init__(core.pool, core.topics, timeout=settings.timeout, retries=settings.retries)
-        self._core = core
+        self._core, self._cores = core, (core,)
         self._awaited = ClientAtOnce(core)
         self._checkers = Checkers(core)
         core.answer_checks = self._checkers.start
@@ -238,68 +229,6 @@ class Client(BlockingProducer, BlockingMessageCalls, TypedTopicCalls):
         reader = Reader(self._core, name, topics, offsets, start)
         open_reader(reader)
         return reader
-
-    @overload
-    def transaction(
-        self, *, checker: str, **options: Unpack[TransactionOptions]
-    ) -> HalfTransaction: ...
-
-    @overload
-    def transaction(
-        self,
-        connection: BlockingConnection | Nobody = NO_CONNECTION,
-        *,
-        checker: None = None,
-        **options: Unpack[TransactionOptions],
-    ) -> Transaction: ...
-
-    def transaction(
-        self,
-        connection: BlockingConnection | Nobody = NO_CONNECTION,
-        *,
-        checker: str | None = None,
-        **options: Unpack[TransactionOptions],
-    ) -> Transaction:
-        """Return a `with` block whose sends and acks take effect together or not at
-        all.
-
-        With a `connection` of psycopg2 or psycopg 3 they take effect together with the
-        rows written on it; the block commits it. With the name of a registered
-        `checker` they do so together with other local work: see HalfTransaction. With
-        neither, the broker decides alone. `txmq.TransactionOptions` describes the
-        options.
-        """
-        return begin(self._core, connection, checker, options)
-
-    def enlist(
-        self,
-        connection: BlockingConnection,
-        *,
-        hooks: bool = False,
-        **options: Unpack[TransactionOptions],
-    ) -> EnlistedTransaction:
-        """Return the messages of a transaction that somebody else will commit.
-
-        It is the transaction that is open on the `connection`, or that the next
-        statement begins. Sends and acks take effect together with its rows. The
-        connection is an `EnlistConnection` of `txmq.postgres` or `txmq.psycopg`, whose
-        `commit()` takes them along. Any other is refused, because its `commit()` would
-        leave the messages behind, unless `hooks` says that the caller's code calls
-        `commit_with()`, or `before_commit()` and `after_commit()` or
-        `after_rollback()`; see EnlistedTransaction. The options are those of
-        `transaction`. A second call in the same transaction returns the same.
-        """
-        return enlist([self._core], connection, options, hooks=hooks)
-
-    def xa(self, *connections: BlockingConnection, **options: Unpack[XaOptions]) -> XaTransaction:
-        """Return a `with` block over several databases, committed in two phases.
-
-        The rows on all psycopg2 connections, the sends and the acks take effect
-        together. The block commits the connections, which may lead to different
-        servers. For one database `transaction(connection)` is cheaper.
-        `txmq.XaOptions` describes the options.
-        """
-        return begin_xa(self._core, connections, options)
 
     def xa_resource(self, owner: str | None = None) -> XaResource:
         """Return the broker as a resource of another transaction manager.

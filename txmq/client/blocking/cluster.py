@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import fields as fields_of
 from functools import partial
 from threading import Thread
-from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar, Unpack
 from uuid import UUID
 from weakref import WeakSet
 
@@ -21,10 +21,8 @@ from txmq.client.blocking.consumer.consumer import Consumers, consume_cluster
 from txmq.client.blocking.core import BlockingCore
 from txmq.client.blocking.plans import ReplayPlan
 from txmq.client.blocking.reader import Readers, open_reader
-from txmq.client.blocking.transaction.begin import begin, begin_xa, enlist
+from txmq.client.blocking.transaction.calls import TransactionCalls
 from txmq.client.blocking.transaction.checkers import Checker
-from txmq.client.blocking.transaction.half import HalfTransaction
-from txmq.client.blocking.transaction.transaction import Transaction
 from txmq.client.blocking.typed import TypedTopicCalls
 from txmq.client.protocol.address import Addresses
 from txmq.client.protocol.awaited.cluster_calls import (
@@ -54,10 +52,6 @@ from txmq.client.protocol.settings import CLOSE_S, ClientSettings
 from txmq.client.protocol.transaction.half_message import HalfMessage
 from txmq.client.protocol.transaction.options import (
     CHECK_AFTER_S,
-    NO_CONNECTION,
-    Nobody,
-    TransactionOptions,
-    XaOptions,
 )
 from txmq.client.protocol.typed.bodies import Topics
 from txmq.errors import ClientClosed, TxmqError
@@ -66,15 +60,13 @@ from txmq.model.durations import Duration, seconds_of
 from txmq.model.message import Message, Receipt
 
 if TYPE_CHECKING:  # psycopg2 is for programs that have a database
-    from txmq.client.blocking.transaction.enlisted import EnlistedTransaction
-    from txmq.client.blocking.transaction.xa import XaTransaction
-    from txmq.tx.postgres.driver import BlockingConnection
+    pass
 
 T = TypeVar("T")
 Send = Callable[[Client, int | None, float], T]  # at a broker, to a partition, within seconds
 
 
-class _Stated(ClusterCalls[ClientAtOnce]):
+class _Awaited(ClusterCalls[ClientAtOnce]):
     """The calls as all faces have them."""
 
     def __init__(self, cluster: Cluster, routing: Routing) -> None:
@@ -90,7 +82,7 @@ class _Stated(ClusterCalls[ClientAtOnce]):
         return route
 
 
-class Cluster(TypedTopicCalls, OneBrokerCalls):
+class Cluster(TransactionCalls, TypedTopicCalls, OneBrokerCalls):
     """A client of several brokers, for any number of threads.
 
     `txmq.connect` makes it from a sequence of URLs. A `with` block closes it at its
@@ -108,6 +100,8 @@ class Cluster(TypedTopicCalls, OneBrokerCalls):
     order of the URLs, and then of those that were found.
     """
 
+    _routing: Routing
+
     def __init__(
         self,
         urls: Sequence[str],
@@ -121,9 +115,9 @@ class Cluster(TypedTopicCalls, OneBrokerCalls):
         self._brokers = self._routing.brokers = Brokers(
             [self._new_core(url) for url in urls], self._new_core, self._found
         )
-        self._cores: Sequence[BlockingCore] = self._brokers.cores
+        self._cores = self._brokers.cores
         self.clients = tuple(map(Client, self._cores))
-        self._awaited = _Stated(self, self._routing)
+        self._awaited = _Awaited(self, self._routing)
         tell_after_fork(self._brokers)
 
     def _new_core(self, url: str | Addresses) -> BlockingCore:
@@ -352,66 +346,6 @@ class Cluster(TypedTopicCalls, OneBrokerCalls):
         Raises RequestTimeout.
         """
         run_concurrently([partial(client.flush, timeout) for client in self.clients])
-
-    @overload
-    def transaction(
-        self, *, checker: str, **options: Unpack[TransactionOptions]
-    ) -> HalfTransaction: ...
-
-    @overload
-    def transaction(
-        self,
-        connection: BlockingConnection | Nobody = NO_CONNECTION,
-        *,
-        checker: None = None,
-        **options: Unpack[TransactionOptions],
-    ) -> Transaction: ...
-
-    def transaction(
-        self,
-        connection: BlockingConnection | Nobody = NO_CONNECTION,
-        *,
-        checker: str | None = None,
-        **options: Unpack[TransactionOptions],
-    ) -> Transaction:
-        """Return a `with` block whose sends and acks take effect together.
-
-        At the end of the block each message goes to the broker of its key or partition,
-        each ack to the broker that delivered the message. Messages without a key go to
-        a broker that the transaction uses anyway. `tx.at(client)` names a broker.
-
-        With a `connection` there may be several brokers, and one COMMIT decides for
-        all. Without it one broker decides: the block raises LocalProtocolError where
-        its messages and acks belong to several brokers. The rest is as for
-        `Client.transaction`.
-        """
-        transaction = begin(self._cores[0], connection, checker, options)
-        transaction._spread(self._cores, self._routing)  # noqa: SLF001  # not the user's call
-        return transaction
-
-    def enlist(
-        self,
-        connection: BlockingConnection,
-        *,
-        hooks: bool = False,
-        **options: Unpack[TransactionOptions],
-    ) -> EnlistedTransaction:
-        """Return the messages of a transaction that somebody else will commit.
-
-        Each message goes to its broker, as for `transaction`, when the transaction
-        commits. The rest is as for `Client.enlist`.
-        """
-        return enlist(self._cores, connection, options, self._routing, hooks=hooks)
-
-    def xa(self, *connections: BlockingConnection, **options: Unpack[XaOptions]) -> XaTransaction:
-        """Return a `with` block over several databases, committed in two phases.
-
-        Messages and acks go to their brokers as in `transaction`. One broker, which has
-        to be there, decides in its log. The rest is as for `Client.xa`.
-        """
-        transaction = begin_xa(self._home(), connections, options)
-        transaction._spread(self._cores, self._routing)  # noqa: SLF001  # not the user's call
-        return transaction
 
     def _home(self) -> BlockingCore:
         """Return the first broker in turn whose log is known or that answers."""

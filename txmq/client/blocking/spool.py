@@ -12,7 +12,7 @@ from txmq.client.protocol.sender.spool_chain import SpoolChain
 from txmq.errors import RequestRejected, RequestTimeout, TxmqError
 from txmq.model.durations import Duration, seconds_of
 from txmq.model.measures import counted
-from txmq.model.message import Receipt, message_id, parse_message_id
+from txmq.model.message import Receipt, parse_message_id
 
 LOOK_EVERY_S = 0.25  # at the spools, or for a message at the broker, while none is drained
 
@@ -25,15 +25,16 @@ class Finds(Protocol):
     ) -> Iterator[FoundMessage]: ...
 
 
-class ClientSpool:
-    """The messages of a client that wait on local disk. For any number of threads.
+class SpoolFigures:
+    """Figures of the messages of a client that wait on local disk, for all faces and
+    any number of threads.
 
     Messages of processes that ended before, which this client has taken over, count
     too. `own_chain` returns the spools of this process: a child of a fork has its own.
     """
 
-    def __init__(self, own_chain: Callable[[], SpoolChain], client: Finds) -> None:
-        self._own_chain, self._client = own_chain, client
+    def __init__(self, own_chain: Callable[[], SpoolChain]) -> None:
+        self._own_chain = own_chain
 
     @property
     def _chain(self) -> SpoolChain:
@@ -64,6 +65,14 @@ class ClientSpool:
     def refused(self) -> int:
         """Messages that the broker refused for good: `txmq recover` lists them."""
         return self._chain.refused
+
+
+class ClientSpool(SpoolFigures):
+    """The messages of a client that wait on local disk. For any number of threads."""
+
+    def __init__(self, own_chain: Callable[[], SpoolChain], client: Finds) -> None:
+        super().__init__(own_chain)
+        self._client = client
 
     def wait(self, timeout: Duration | None = None) -> None:
         """Wait until everything is at the broker, or among the refused.
@@ -106,15 +115,14 @@ class ClientSpool:
                 _wait_for_change(chain, left)
 
     def _search(self, receipt: Receipt) -> Receipt | None:
-        session, sequence = parse_message_id(receipt.message_id)
-        name, refused = self._chain.locate(session, sequence)
+        refused = self._chain.own.refusal_of(*parse_message_id(receipt.message_id))
         if refused is not None:
             raise RequestRejected(
                 f"the broker refused the message {receipt.message_id} for good: {refused}",
                 hint="it is among the refused of its spool: txmq recover list",
             )
         try:
-            found = next(self._client.find(receipt.topic, message_id=message_id(*name)), None)
+            found = next(self._client.find(receipt.topic, message_id=receipt), None)
         except TxmqError as error:
             if not error.retriable and not isinstance(error, RequestRejected):
                 raise

@@ -78,7 +78,7 @@ class SpoolingCore(BlockingCore):
 
     def _is_stored(self, message: InDoubt) -> bool:
         """Return whether the broker has a message. Raises as a call."""
-        search = MessageSearch(message.topic, message.message_id, None, None, 0, None, None)
+        search = MessageSearch(message.topic, message_id=message.message_id)
         try:
             while (asked := search.next_call()) is not None:
                 if search.read_reply(self.call(*asked, repeat=True)):

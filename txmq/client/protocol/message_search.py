@@ -5,13 +5,36 @@ from __future__ import annotations
 from base64 import b64decode
 from collections.abc import Mapping
 from datetime import datetime
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypedDict
 
 from txmq.errors import LocalProtocolError
 from txmq.model.content import Header, content_of
 from txmq.model.message import Receipt, parse_message_id, to_micros
 
 OF_A_TOPIC = {"topic", "partition", "offset"}  # arguments
+
+
+class TraceOptions(TypedDict, total=False):
+    """What to look for, beside a key: a message, or content. `body` is a text that
+    bodies have, or a path into JSON and a value: `$.customer.id=17`. A text that begins
+    with $ has a backslash before it. `header` is a name and a value, None = any.
+    """
+
+    message_id: Receipt | str | None
+    body: str | None
+    header: Header | None
+
+
+class FindOptions(TraceOptions, total=False):
+    """Properties of the messages to find; a message has all that are given. A partition
+    and a span of storage time (from `start`, before `end`) narrow the search.
+    """
+
+    key: str | None
+    partition: int | None
+    offset: int
+    start: datetime | int | None
+    end: datetime | int | None
 
 
 class FoundMessage(NamedTuple):
@@ -44,13 +67,13 @@ class MessageSearch:
     def __init__(  # noqa: PLR0913  # options of `find`
         self,
         topic: str | None,
-        message_id: Receipt | str | None,
-        key: str | None,
-        partition: int | None,
-        offset: int,
-        start: datetime | int | None,
-        end: datetime | int | None,
         *,
+        message_id: Receipt | str | None = None,
+        key: str | None = None,
+        partition: int | None = None,
+        offset: int = 0,
+        start: datetime | int | None = None,
+        end: datetime | int | None = None,
         body: str | None = None,
         header: Header | None = None,
     ) -> None:
@@ -110,6 +133,18 @@ class MessageSearch:
             self._args |= {"topic": fields["topic"], "partition": fields["partition"]}
         self._over = self._args["topic"] is None
         return []
+
+
+def trace_args(
+    key: str | None,
+    *,
+    message_id: Receipt | str | None = None,
+    body: str | None = None,
+    header: Header | None = None,
+) -> dict[str, Any]:
+    """Return the criteria of a trace. Raises LocalProtocolError."""
+    name = None if message_id is None else message_id_of(message_id)
+    return {"key": key, "id": name, "body": body, "header": header}
 
 
 def parse_found(fields: Mapping[str, Any]) -> FoundMessage:

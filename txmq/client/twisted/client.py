@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Unpack, overload
+from typing import TYPE_CHECKING
 
 from txmq.client.aio import client
 from txmq.client.aio import cluster as aio_cluster
@@ -13,24 +13,12 @@ from txmq.client.aio.closing import AsyncCloseable
 from txmq.client.protocol.sender.multi_send import warn_of_unsent
 from txmq.client.protocol.settings import EXIT_S
 from txmq.client.protocol.transaction.checks import Half
-from txmq.client.protocol.transaction.options import (
-    NO_CONNECTION,
-    Nobody,
-    TransactionOptions,
-    XaOptions,
-)
 from txmq.client.twisted.bridge import Bridge
 from txmq.client.twisted.consumer import Consumer
 from txmq.client.twisted.deferring import at_once, deferring, making
 from txmq.client.twisted.messages import TwistedMessageCalls, half_message
 from txmq.client.twisted.reader import Reader
-from txmq.client.twisted.transaction import (
-    HalfTransaction,
-    Transaction,
-    XaTransaction,
-    begin,
-    begin_xa,
-)
+from txmq.client.twisted.transaction import TransactionCalls
 from txmq.client.twisted.typed import TypedTopicCalls
 from txmq.errors import TxmqError
 
@@ -41,12 +29,11 @@ if TYPE_CHECKING:  # for programs that have a database, or a spool
 
     from txmq.client.twisted.spool import TwistedSpool
     from txmq.model.message import Decision
-    from txmq.tx.postgres.driver import BlockingConnection
 
     Checker = Callable[[Half], Decision | Awaitable[Decision]]
 
 
-class Client(TypedTopicCalls, TwistedMessageCalls, AsyncCloseable):
+class Client(TransactionCalls, TypedTopicCalls, TwistedMessageCalls, AsyncCloseable):
     """A client of one broker, for the reactor's thread. Made by `txmq.twisted.connect`.
 
     An `async with` block closes it at its end. Deferreds fail as the calls of the
@@ -57,6 +44,8 @@ class Client(TypedTopicCalls, TwistedMessageCalls, AsyncCloseable):
     Deferred cancels the call, as on asyncio; `txmq.aio.outcome_of(error)` tells what
     became of it.
     """
+
+    _awaited: client.Client
 
     def __init__(self, bridge: Bridge, awaited: client.Client) -> None:
         self._bridge, self._awaited = bridge, awaited
@@ -83,43 +72,6 @@ class Client(TypedTopicCalls, TwistedMessageCalls, AsyncCloseable):
     read = deferring(client.Client.read)
     consumer = making(client.Client.consumer, Consumer)
     reader = making(client.Client.reader, Reader)
-
-    @overload
-    def transaction(self) -> Transaction: ...
-
-    @overload
-    def transaction(
-        self, *, checker: str, **options: Unpack[TransactionOptions]
-    ) -> HalfTransaction: ...
-
-    @overload
-    def transaction(
-        self, connection: BlockingConnection, **options: Unpack[TransactionOptions]
-    ) -> Transaction: ...
-
-    def transaction(
-        self,
-        connection: BlockingConnection | Nobody = NO_CONNECTION,
-        *,
-        checker: str | None = None,
-        **options: Unpack[TransactionOptions],
-    ) -> Transaction:
-        """Return an `async with` block whose sends and acks take effect together.
-
-        With a `connection`, of psycopg2 or psycopg 3, they take effect together with
-        the rows written on it, by functions that `tx.run` calls in a thread. With the
-        name of a registered `checker` they do so together with other local work. With
-        neither, the broker decides alone.
-        """
-        return begin(self._bridge, self._awaited, connection, checker, options)
-
-    def xa(self, *connections: BlockingConnection, **options: Unpack[XaOptions]) -> XaTransaction:
-        """Return an `async with` block over several databases, committed in two phases.
-
-        The rows on all connections, the sends and the acks take effect together.
-        Functions that `tx.run` calls in a thread write the rows.
-        """
-        return begin_xa(self._bridge, self._awaited, connections, options)
 
     def register_checker(self, name: str, checker: Checker) -> None:
         """Let this process decide the half transactions of a checker.

@@ -2,41 +2,28 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NoReturn, Unpack, overload
+from typing import TYPE_CHECKING, NoReturn
 
 from txmq.client.aio import cluster
 from txmq.client.aio.closing import AsyncCloseable
 from txmq.client.protocol.awaited.cluster_calls import OneBrokerCalls
 from txmq.client.protocol.sender.routing import of_one_broker
-from txmq.client.protocol.transaction.options import (
-    NO_CONNECTION,
-    Nobody,
-    TransactionOptions,
-    XaOptions,
-)
 from txmq.client.twisted.bridge import Bridge
 from txmq.client.twisted.client import Client, register
 from txmq.client.twisted.consumer import Consumers
 from txmq.client.twisted.deferring import at_once, deferring, iterating, making
 from txmq.client.twisted.messages import ReplayPlan, half_message
 from txmq.client.twisted.reader import Readers
-from txmq.client.twisted.transaction import (
-    HalfTransaction,
-    Transaction,
-    XaTransaction,
-    begin,
-    begin_xa,
-)
+from txmq.client.twisted.transaction import TransactionCalls
 from txmq.client.twisted.typed import TypedTopicCalls
 
 if TYPE_CHECKING:  # for programs that have a database
     from twisted.internet.defer import Deferred
 
     from txmq.client.twisted.client import Checker
-    from txmq.tx.postgres.driver import BlockingConnection
 
 
-class Cluster(TypedTopicCalls, OneBrokerCalls, AsyncCloseable):
+class Cluster(TransactionCalls, TypedTopicCalls, OneBrokerCalls, AsyncCloseable):
     """A client of several brokers, for the reactor's thread.
 
     `txmq.twisted.connect` makes it from a sequence of URLs. Each broker has a log of
@@ -53,6 +40,8 @@ class Cluster(TypedTopicCalls, OneBrokerCalls, AsyncCloseable):
     LocalProtocolError here; `clients` has the client of each broker for them, in the
     order of the URLs, and then of those that were found.
     """
+
+    _awaited: cluster.Cluster
 
     def __init__(self, bridge: Bridge, awaited: cluster.Cluster) -> None:
         self._bridge, self._awaited = bridge, awaited
@@ -89,47 +78,6 @@ class Cluster(TypedTopicCalls, OneBrokerCalls, AsyncCloseable):
     def log_id(self) -> NoReturn:
         """Each broker has a log of its own: `client.log_id` of each of `clients`."""
         raise of_one_broker("log_id()")
-
-    @overload
-    def transaction(self) -> Transaction: ...
-
-    @overload
-    def transaction(
-        self, *, checker: str, **options: Unpack[TransactionOptions]
-    ) -> HalfTransaction: ...
-
-    @overload
-    def transaction(
-        self, connection: BlockingConnection, **options: Unpack[TransactionOptions]
-    ) -> Transaction: ...
-
-    def transaction(
-        self,
-        connection: BlockingConnection | Nobody = NO_CONNECTION,
-        *,
-        checker: str | None = None,
-        **options: Unpack[TransactionOptions],
-    ) -> Transaction:
-        """Return an `async with` block whose sends and acks take effect together.
-
-        At the end of the block each message goes to the broker of its key or partition,
-        each ack to the broker that delivered the message. Messages without a key go to
-        a broker that the transaction uses anyway.
-
-        With a `connection` there may be several brokers, and one COMMIT decides for
-        all. Without it one broker decides: the block raises LocalProtocolError where
-        its messages and acks belong to several brokers. The rest is as for
-        `Client.transaction`.
-        """
-        return begin(self._bridge, self._awaited, connection, checker, options)
-
-    def xa(self, *connections: BlockingConnection, **options: Unpack[XaOptions]) -> XaTransaction:
-        """Return an `async with` block over several databases, committed in two phases.
-
-        Messages and acks go to their brokers as in `transaction`. One broker, which has
-        to be there, decides in its log. The rest is as for `Client.xa`.
-        """
-        return begin_xa(self._bridge, self._awaited, connections, options)
 
     def register_checker(self, name: str, checker: Checker) -> None:
         """Let this process decide half transactions of all brokers.

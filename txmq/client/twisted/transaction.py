@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from functools import partial
 from types import TracebackType
-from typing import Any, ParamSpec, Protocol, Self, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, Self, TypeVar, Unpack, overload
 from uuid import UUID
 
 from twisted.internet.defer import Deferred
@@ -17,16 +17,24 @@ from txmq.client.aio import cluster as aio_cluster
 from txmq.client.aio.transaction import half, transaction
 from txmq.client.aio.transaction.transaction import AioOperations
 from txmq.client.protocol.sender.rows import Fields
-from txmq.client.protocol.transaction.options import NO_CONNECTION, TransactionOptions, XaOptions
+from txmq.client.protocol.transaction.options import (
+    NO_CONNECTION,
+    Nobody,
+    TransactionOptions,
+    XaOptions,
+)
 from txmq.client.twisted.bridge import Bridge
 from txmq.client.twisted.deferring import at_once, deferring
 from txmq.client.twisted.threads import OneThread
+
+if TYPE_CHECKING:  # for programs that have a database
+    from txmq.tx.postgres.driver import BlockingConnection
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class HasStated(Protocol):
+class HasAwaited(Protocol):
     """A client on Twisted."""
 
     @property
@@ -85,7 +93,7 @@ class Transaction(TwistedOperations):
 
     set_rollback_only = at_once(transaction.Transaction.set_rollback_only)
 
-    def at(self, client: HasStated) -> Deferred[TwistedOperations]:
+    def at(self, client: HasAwaited) -> Deferred[TwistedOperations]:
         """Return the same transaction at another client's broker, to send and ack
         there.
 
@@ -146,36 +154,65 @@ class XaTransaction(Transaction):
         return unfinished
 
 
-def begin(
-    bridge: Bridge,
-    client: aio_client.Client | aio_cluster.Cluster,
-    connection: object,
-    checker: str | None,
-    options: TransactionOptions,
-) -> Transaction:
-    """Return a transaction that is not entered yet.
+class TransactionCalls:
+    """The part of a client of one broker or of several that begins transactions."""
 
-    Raises ConfigError or LocalProtocolError.
-    """
-    thread = OneThread("txmq-transaction")
-    begun: Any = client.transaction  # which of its overloads, the arguments decide
-    awaited = bridge.at_once(
-        lambda: begun(_in_thread(connection, thread), checker=checker, **options)
-    )
-    kind = Transaction if checker is None else HalfTransaction
-    return kind(bridge, awaited, thread)
+    _bridge: Bridge
+    _awaited: aio_client.Client | aio_cluster.Cluster
 
+    @overload
+    def transaction(self) -> Transaction: ...
 
-def begin_xa(
-    bridge: Bridge,
-    client: aio_client.Client | aio_cluster.Cluster,
-    connections: Sequence[object],
-    options: XaOptions,
-) -> XaTransaction:
-    """Return an XA transaction that is not entered yet; likewise."""
-    thread = OneThread("txmq-transaction")
-    drivers = [_in_thread(connection, thread) for connection in connections]
-    return XaTransaction(bridge, bridge.at_once(lambda: client.xa(*drivers, **options)), thread)
+    @overload
+    def transaction(
+        self, *, checker: str, **options: Unpack[TransactionOptions]
+    ) -> HalfTransaction: ...
+
+    @overload
+    def transaction(
+        self, connection: BlockingConnection, **options: Unpack[TransactionOptions]
+    ) -> Transaction: ...
+
+    def transaction(
+        self,
+        connection: BlockingConnection | Nobody = NO_CONNECTION,
+        *,
+        checker: str | None = None,
+        **options: Unpack[TransactionOptions],
+    ) -> Transaction:
+        """Return an `async with` block whose sends and acks take effect together.
+
+        With a `connection`, of psycopg2 or psycopg 3, they take effect together with
+        the rows written on it, by functions that `tx.run` calls in a thread. With the
+        name of a registered `checker` they do so together with other local work. With
+        neither, the broker decides alone.
+
+        A client of several brokers sends each message to the broker of its key or
+        partition at the end of the block, and each ack to the one that delivered the
+        message. Messages without a key go to a broker that the transaction uses anyway.
+        With a `connection` one COMMIT decides for all brokers. Without it one decides:
+        the block raises LocalProtocolError where several are concerned.
+        """
+        thread = OneThread("txmq-transaction")
+        begun: Any = self._awaited.transaction  # which of its overloads, the arguments decide
+        awaited = self._bridge.at_once(
+            lambda: begun(_in_thread(connection, thread), checker=checker, **options)
+        )
+        kind = Transaction if checker is None else HalfTransaction
+        return kind(self._bridge, awaited, thread)
+
+    def xa(self, *connections: BlockingConnection, **options: Unpack[XaOptions]) -> XaTransaction:
+        """Return an `async with` block over several databases, committed in two phases.
+
+        The rows on all connections, the sends and the acks take effect together.
+        Functions that `tx.run` calls in a thread write the rows. Of several brokers
+        one, which has to be there, decides in its log; messages and acks go to their
+        brokers as in `transaction`.
+        """
+        thread = OneThread("txmq-transaction")
+        drivers = [_in_thread(connection, thread) for connection in connections]
+        awaited = self._bridge.at_once(lambda: self._awaited.xa(*drivers, **options))
+        return XaTransaction(self._bridge, awaited, thread)
 
 
 def _in_thread(connection: object, thread: OneThread) -> object:

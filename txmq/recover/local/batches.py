@@ -1,20 +1,14 @@
 """Batches of the producer's spool, and the tables that keep them.
 
 A batch is stored as it will be sent, with its producer id and its sequence: both stay
-whatever happens, so that the broker recognises a repetition. Where something has to
-change, the tables say so before anything is sent by it:
-
-- `split`: the batch is sent row by row, each row for its own partition. Sent as a whole
-  again, it would be taken for a repetition of its first row.
-- `renewed`: from a sequence on, the batches of a producer session are sent in another
-  one, which begins there at 0, because the broker refused to skip what is missing.
-  Its id is derived from the old one.
+whatever happens, so that the broker recognises a repetition. One that is `split` is
+sent row by row, each row for its own partition, which the table says before. Sent as a
+whole again, it would be taken for a repetition of its first row.
 """
 
 from __future__ import annotations
 
 import sqlite3
-from bisect import bisect_right, insort
 from collections.abc import Container, Iterator
 from hashlib import blake2b
 from typing import Any, NamedTuple
@@ -43,11 +37,6 @@ CREATE TABLE batch ({_BATCH}
 );
 CREATE TABLE refused ({_BATCH}
     error TEXT NOT NULL, text TEXT NOT NULL, at INTEGER NOT NULL, outcome TEXT NOT NULL
-);
-CREATE TABLE renewed (
-    id INTEGER PRIMARY KEY,
-    session TEXT NOT NULL, sequence INTEGER NOT NULL, times INTEGER NOT NULL,
-    sum INTEGER NOT NULL           -- CRC32C of the columns from session to times
 );
 CREATE TABLE damaged (             -- as they were found
     id INTEGER PRIMARY KEY, {COLUMNS[4:]}, split
@@ -224,58 +213,13 @@ def refused_batches(connection: sqlite3.Connection) -> Iterator[tuple[SpooledBat
             yield batch_of(row[:9]), Refusal(*row[9:])
 
 
-class Renewals:
-    """The sessions that were renewed, by the sequences from which on.
-
-    One that is damaged is left out: the broker refuses again, and the same session is
-    derived.
-    """
-
-    def __init__(self, connection: sqlite3.Connection) -> None:
-        self._starts: dict[bytes, list[tuple[int, int]]] = {}
-        for *row, found in connection.execute("SELECT session, sequence, times, sum FROM renewed"):
-            if checksum(*row) == found:
-                self.add(bytes.fromhex(row[0]), *row[1:])
-
-    def next_times(self, session: bytes, sequence: int) -> int:
-        """Return how often a session will have been renewed at a sequence."""
-        starts = self._starts.get(session, ())
-        return 1 + max((times for start, times in starts if start == sequence), default=0)
-
-    def add(self, session: bytes, sequence: int, times: int) -> None:
-        """Take note of a renewal."""
-        insort(self._starts.setdefault(session, []), (sequence, times))
-
-    def resolve(self, session: bytes, sequence: int) -> tuple[bytes, int]:
-        """Return the session and the sequence under which a message is sent now."""
-        starts = self._starts.get(session)
-        at = bisect_right(starts, (sequence, 1 << 32)) if starts else 0
-        if not starts or not at:
-            return session, sequence
-        start, times = starts[at - 1]
-        return _derived(session, start, times), sequence - start
-
-    def stamp(self, encoded: bytes) -> bytes:
-        """Return a batch as it is sent now."""
-        if not self._starts:
-            return encoded
-        header = read_header(encoded)
-        session, sequence = self.resolve(header.producer_id, header.sequence)
-        if session == header.producer_id:
-            return encoded
-        return with_producer(encoded, session, sequence)
-
-
 def retried(batch: SpooledBatch) -> SpooledBatch:
     """Return a refused batch as it is sent again: in a session of its own, because its
     old one went on without it. The same one in every copy.
     """
-    encoded = with_producer(batch.encoded, _derived(batch.session, batch.sequence, 0), 0)
+    name = b"%s %d 0" % (batch.session, batch.sequence)
+    session = blake2b(name, digest_size=16, person=b"txmq.spool").digest()
+    encoded = with_producer(batch.encoded, session, 0)
     return SpooledBatch.of(
         batch.topic, batch.partition, batch.epoch, encoded, explicit=batch.explicit, doubtful=True
     )
-
-
-def _derived(session: bytes, sequence: int, times: int) -> bytes:
-    text = b"%s %d %d" % (session, sequence, times)
-    return blake2b(text, digest_size=16, person=b"txmq.spool").digest()

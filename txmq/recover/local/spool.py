@@ -22,7 +22,6 @@ from txmq.recover.local.batches import (
     SPOOL,
     Identity,
     Refusal,
-    Renewals,
     SpooledBatch,
     batch_of,
     identity_of,
@@ -33,7 +32,6 @@ from txmq.recover.local.batches import (
     waiting,
 )
 from txmq.recover.local.damage import Opened, open_database
-from txmq.recover.local.database import checksum
 
 if TYPE_CHECKING:
     from uuid import UUID
@@ -77,7 +75,6 @@ class Spool:
         self.identity = identity_of(path.rpartition("/")[2], opened.about)
         self._staged: list[tuple[object, ...]] = []
         self._lost = self._database.run(_move_damaged)
-        self.renewals = self._database.read(Renewals)
         self._refused = {  # with their ids in the table
             batch.messages: batch.position
             for batch, _ in self._database.read(lambda c: [*refused_batches(c)])
@@ -181,19 +178,6 @@ class Spool:
         """Have a batch sent row by row from now on. Durable at return."""
         self._execute("UPDATE batch SET split = 1 WHERE id = ?", batch.position)
         crashpoint("spool.after_split")
-
-    def renew(self, batch: SpooledBatch) -> None:
-        """Have a batch and all later ones of its session sent in a new session, for a
-        broker that lets no session skip sequences. Durable at return.
-        """
-        session, sequence = batch.session, batch.sequence
-        times = self.renewals.next_times(session, sequence)
-        row = (session.hex(), sequence, times)
-        self._execute(
-            "INSERT INTO renewed (session, sequence, times, sum) VALUES (?, ?, ?, ?)",
-            *(*row, checksum(*row)),
-        )
-        self.renewals.add(session, sequence, times)
 
     def refuse(self, batch: SpooledBatch, refusal: Refusal) -> None:
         """Put a batch aside; the rest of its session is sent without it."""

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable
-from datetime import datetime
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from typing import Generic, NoReturn, Protocol, TypeVar, Unpack
 
 from txmq.client.log import LastingTrouble, get_logger
@@ -12,7 +11,7 @@ from txmq.client.protocol.audit import AuditEntry, AuditOptions
 from txmq.client.protocol.awaited.core import AwaitedCore
 from txmq.client.protocol.letters import DeadLetter, LetterOptions
 from txmq.client.protocol.lives import Trace, merged
-from txmq.client.protocol.message_search import FoundMessage
+from txmq.client.protocol.message_search import FindOptions, FoundMessage, TraceOptions
 from txmq.client.protocol.sender.routing import SendRoute, of_one_broker, recall_refusal
 from txmq.client.protocol.settings import no_spool
 from txmq.errors import ClientClosed, TxmqError, UnknownGroup, UnknownTopic
@@ -34,26 +33,10 @@ class CallingClient(Protocol):
     ) -> AsyncIterator[DeadLetter]: ...
     def audit(self, **wanted: Unpack[AuditOptions]) -> AsyncIterator[AuditEntry]: ...
     def trace(
-        self,
-        key: str | None = None,
-        *,
-        message_id: Receipt | str | None = None,
-        limit: int = 20,
-        body: str | None = None,
-        header: tuple[str, str | None] | None = None,
+        self, key: str | None = None, *, limit: int = 20, **wanted: Unpack[TraceOptions]
     ) -> Awaitable[Trace]: ...
-    def find(  # noqa: PLR0913  # its options
-        self,
-        topic: str | None = None,
-        *,
-        message_id: Receipt | str | None = None,
-        key: str | None = None,
-        partition: int | None = None,
-        offset: int = 0,
-        start: datetime | int | None = None,
-        end: datetime | int | None = None,
-        body: str | None = None,
-        header: tuple[str, str | None] | None = None,
+    def find(
+        self, topic: str | None = None, **wanted: Unpack[FindOptions]
     ) -> AsyncIterator[FoundMessage]: ...
 
 
@@ -118,59 +101,29 @@ class ClusterCalls(ABC, Generic[C]):
                 yield entry
 
     async def trace(
-        self,
-        key: str | None = None,
-        *,
-        message_id: Receipt | str | None = None,
-        limit: int = 20,
-        body: str | None = None,
-        header: tuple[str, str | None] | None = None,
+        self, key: str | None = None, *, limit: int = 20, **wanted: Unpack[TraceOptions]
     ) -> Trace:
         """Return the life of what is found at all brokers; `limit` is that of each. See
         `Client.trace`.
         """
-        found = [
-            await client.trace(key, message_id=message_id, limit=limit, body=body, header=header)
-            for client in self.clients
-        ]
-        return merged(found)
+        return merged([await one.trace(key, limit=limit, **wanted) for one in self.clients])
 
-    async def find(  # noqa: PLR0913  # its options
-        self,
-        topic: str | None = None,
-        *,
-        message_id: Receipt | str | None = None,
-        key: str | None = None,
-        partition: int | None = None,
-        offset: int = 0,
-        start: datetime | int | None = None,
-        end: datetime | int | None = None,
-        body: str | None = None,
-        header: tuple[str, str | None] | None = None,
+    async def find(
+        self, topic: str | None = None, **wanted: Unpack[FindOptions]
     ) -> AsyncGenerator[FoundMessage, None]:
         """Find the messages that match all arguments, one broker after the other.
 
         See `Client.find`. Raises UnknownTopic where no broker has the topic, and
         BrokerUnavailable where one of them is away, after the messages of those before.
         """
-        clients, number = self.clients, None
+        clients, partition = self.clients, wanted.pop("partition", None)
         if partition is not None and topic is not None:
-            broker, number = await self._route(topic, None, partition)
+            broker, wanted["partition"] = await self._route(topic, None, partition)
             clients = (self.clients[broker],)
         unknown = list[UnknownTopic]()
         for client in clients:
             try:
-                async for found in client.find(
-                    topic,
-                    message_id=message_id,
-                    key=key,
-                    partition=number,
-                    offset=offset,
-                    start=start,
-                    end=end,
-                    body=body,
-                    header=header,
-                ):
+                async for found in client.find(topic, **wanted):
                     yield found
             except UnknownTopic as error:
                 unknown.append(error)
@@ -195,6 +148,17 @@ class ClusterCalls(ABC, Generic[C]):
         raise recall_refusal(refusals)
 
 
+def _of_one(name: str, why: str) -> Callable[..., NoReturn]:
+    """Return a call of clients of one broker as one that is refused."""
+
+    def refused(*_args: object, **_options: object) -> NoReturn:
+        raise of_one_broker(f"{name}(…)")
+
+    refused.__name__ = name
+    refused.__doc__ = f"{why}: `client.{name}` of one of `clients`."
+    return refused
+
+
 class OneBrokerCalls:
     """The calls that concern one broker."""
 
@@ -211,49 +175,17 @@ class OneBrokerCalls:
         """Nodes share one log: `client.describe_cluster` of one of `clients`."""
         raise of_one_broker("describe_cluster()")
 
-    def edit_letter(self, letter: DeadLetter, **edit: object) -> NoReturn:
-        """A letter is at one broker: `client.edit_letter` of one of `clients`."""
-        raise of_one_broker("edit_letter(…)")
-
-    def revert_letter(self, letter: DeadLetter, **edit: object) -> NoReturn:
-        """A letter is at one broker: `client.revert_letter` of one of `clients`."""
-        raise of_one_broker("revert_letter(…)")
-
-    def replay_letters(self, *args: object, **options: object) -> NoReturn:
-        """Letters are at one broker: `client.replay_letters` of one of `clients`."""
-        raise of_one_broker("replay_letters(…)")
-
-    def abandon_letters(self, *args: object, **options: object) -> NoReturn:
-        """Letters are at one broker: `client.abandon_letters` of one of `clients`."""
-        raise of_one_broker("abandon_letters(…)")
-
-    def retry_now(self, *args: object, **options: object) -> NoReturn:
-        """Retries are at one broker: `client.retry_now` of one of `clients`."""
-        raise of_one_broker("retry_now(…)")
-
-    def bury_retries(self, *args: object, **options: object) -> NoReturn:
-        """Retries are at one broker: `client.bury_retries` of one of `clients`."""
-        raise of_one_broker("bury_retries(…)")
-
-    def skip_retries(self, *args: object, **options: object) -> NoReturn:
-        """Retries are at one broker: `client.skip_retries` of one of `clients`."""
-        raise of_one_broker("skip_retries(…)")
-
-    def redrive_letters(self, *args: object, **options: object) -> NoReturn:
-        """Letters are at one broker: `client.redrive_letters` of one of `clients`."""
-        raise of_one_broker("redrive_letters(…)")
-
-    def try_letter(self, *args: object, **options: object) -> NoReturn:
-        """A letter is at one broker: `client.try_letter` of one of `clients`."""
-        raise of_one_broker("try_letter(…)")
-
-    def export_letters(self, *args: object, **options: object) -> NoReturn:
-        """Letters are at one broker: `client.export_letters` of one of `clients`."""
-        raise of_one_broker("export_letters(…)")
-
-    def import_letters(self, *args: object, **options: object) -> NoReturn:
-        """Copies go to one broker: `client.import_letters` of one of `clients`."""
-        raise of_one_broker("import_letters(…)")
+    edit_letter = _of_one("edit_letter", "A letter is at one broker")
+    revert_letter = _of_one("revert_letter", "A letter is at one broker")
+    replay_letters = _of_one("replay_letters", "Letters are at one broker")
+    abandon_letters = _of_one("abandon_letters", "Letters are at one broker")
+    retry_now = _of_one("retry_now", "Retries are at one broker")
+    bury_retries = _of_one("bury_retries", "Retries are at one broker")
+    skip_retries = _of_one("skip_retries", "Retries are at one broker")
+    redrive_letters = _of_one("redrive_letters", "Letters are at one broker")
+    try_letter = _of_one("try_letter", "A letter is at one broker")
+    export_letters = _of_one("export_letters", "Letters are at one broker")
+    import_letters = _of_one("import_letters", "Copies go to one broker")
 
     def job(self, token: object = None, **options: object) -> NoReturn:
         """A job is at one broker: `client.job` of one of `clients`."""

@@ -29,14 +29,13 @@ from txmq.client.protocol.letter_changes import (
 from txmq.client.protocol.letter_file import copies_of, new_file
 from txmq.client.protocol.letters import DeadLetter, LetterOptions, selection_args
 from txmq.client.protocol.lives import Trace, trace_messages
-from txmq.client.protocol.message_search import message_id_of
+from txmq.client.protocol.message_search import TraceOptions, trace_args
 from txmq.client.protocol.named_jobs import current_job
 from txmq.client.protocol.transaction.job_decision import require_committed
 from txmq.client.protocol.transaction.tokens import new_token, parse_token
 from txmq.crashpoints import crashpoint
 from txmq.model.durations import Duration, seconds_of
 from txmq.model.letter_filter import RETRIED
-from txmq.model.message import Receipt
 
 
 class AwaitedLetterCalls:
@@ -254,21 +253,13 @@ class AwaitedLetterCalls:
                 yield entry
 
     async def trace(
-        self,
-        key: str | None = None,
-        *,
-        message_id: Receipt | str | None = None,
-        limit: int = 20,
-        body: str | None = None,
-        header: tuple[str, str | None] | None = None,
+        self, key: str | None = None, *, limit: int = 20, **wanted: Unpack[TraceOptions]
     ) -> Trace:
         """Return the life of a key, a message, or of what `body` and `header` find, in
         all topics: transaction, decision, deliveries, failures, edits, replays, and
         what operators did.
 
         Messages that follow from these, or that these follow from, are among them: see
-        `txmq.caused_by`. `body` and `header` are as for `find`.
+        `txmq.caused_by`. `TraceOptions` describes the arguments.
         """
-        name = None if message_id is None else message_id_of(message_id)
-        wanted = {"key": key, "id": name, "body": body, "header": header}
-        return await trace_messages(self._core.call, wanted, limit)
+        return await trace_messages(self._core.call, trace_args(key, **wanted), limit)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping
-from datetime import datetime
 from typing import Unpack
 from uuid import UUID
 
@@ -13,7 +12,12 @@ from txmq.client.protocol.awaited.letter_calls import AwaitedLetterCalls
 from txmq.client.protocol.awaited.plans import ReplayPlan
 from txmq.client.protocol.letter_edits import BodyCheck, edit_args, revert_args
 from txmq.client.protocol.letters import DeadLetter, LetterOptions, LetterSearch
-from txmq.client.protocol.message_search import FoundMessage, MessageSearch, message_id_of
+from txmq.client.protocol.message_search import (
+    FindOptions,
+    FoundMessage,
+    MessageSearch,
+    message_id_of,
+)
 from txmq.model.cluster import ClusterView, ListedLog, LogList, NodeView
 from txmq.model.message import Receipt
 
@@ -44,33 +48,18 @@ class AwaitedMessageCalls(AwaitedLetterCalls):
         """
         await self._core.call("message.recall", {"ids": [message_id_of(message)]})
 
-    async def find(  # noqa: PLR0913  # its options
-        self,
-        topic: str | None = None,
-        *,
-        message_id: Receipt | str | None = None,
-        key: str | None = None,
-        partition: int | None = None,
-        offset: int = 0,
-        start: datetime | int | None = None,
-        end: datetime | int | None = None,
-        body: str | None = None,
-        header: tuple[str, str | None] | None = None,
+    async def find(
+        self, topic: str | None = None, **wanted: Unpack[FindOptions]
     ) -> AsyncIterator[FoundMessage]:
         """Find the messages of a topic that match all arguments, page by page.
 
-        They come in the order of partitions and offsets. A `partition` and a span of
-        storage time (from `start`, before `end`) narrow the search; the broker scans
-        the rest. `body` is a text that bodies have, or a path into JSON and a value:
-        `$.customer.id=17`. A text that begins with $ has a backslash before it.
-        `header` is a name and a value, None = any. Without a topic, a key, a body or a
-        header finds messages of all topics. A `message_id` alone finds a message that
-        waits for its time, or one of a transaction of the last seven days, in any
-        topic. Raises UnknownTopic, InvalidPath, and the errors of a call.
+        They come in the order of partitions and offsets. `FindOptions` describes the
+        arguments. Without a topic, a key, a body or a header finds messages of all
+        topics. A `message_id` alone finds a message that waits for its time, or one of
+        a transaction of the last seven days, in any topic. Raises UnknownTopic,
+        InvalidPath, and the errors of a call.
         """
-        search = MessageSearch(
-            topic, message_id, key, partition, offset, start, end, body=body, header=header
-        )
+        search = MessageSearch(topic, **wanted)
         while (asked := search.next_call()) is not None:
             for found in search.read_reply(await self._core.call(*asked)):
                 yield found

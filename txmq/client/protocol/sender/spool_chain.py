@@ -152,12 +152,6 @@ class SpoolChain:
             except DiskFull as error:  # the next connection tries again
                 log.warning("spool.disk_full", path=spool.path, error=error.message)
 
-    def locate(self, session: bytes, sequence: int) -> tuple[tuple[bytes, int], str | None]:
-        """Return session and sequence under which a message of this client is sent, and
-        the text of its refusal if there is one.
-        """
-        return self.own.renewals.resolve(session, sequence), self.own.refusal_of(session, sequence)
-
     def close(self) -> None:
         """Release all spools; what waits stays for the next process."""
         self.closed = True

@@ -180,7 +180,7 @@ class SpoolDrain:
 
     def _payload(self, batch: SpooledBatch) -> tuple[bytes, bytes]:
         header = send_header(batch.topic, batch.partition, batch.epoch)
-        return header, self._spool.renewals.stamp(batch.encoded)
+        return header, batch.encoded
 
     def _can_send(self) -> bool:
         return (
@@ -235,17 +235,16 @@ class SpoolDrain:
         `alone`: nothing is in flight.
         """
         batch = entry.batch
-        session, sequence = self._spool.renewals.resolve(batch.session, batch.sequence)
-        if not alone and session != self._session:
+        if not alone and batch.session != self._session:
             return False
-        if entry.doubtful and not (sequence or entry.searched):
+        if entry.doubtful and not (batch.sequence or entry.searched):
             # A broker that has forgotten the session would take it for a new one.
             if alone:
                 self._doubt(entry)
             return False
         if batch.partition == UNROUTED and not self._route(entry, alone=alone):
             return False
-        self._session = session
+        self._session = batch.session
         return True
 
     def _route(self, entry: _Entry, *, alone: bool) -> bool:
@@ -378,9 +377,8 @@ class SpoolDrain:
         A copy of the spool may have split the batch, and sent some rows.
         """
         batch = head.batch
-        session, sequence = self._spool.renewals.resolve(batch.session, batch.sequence)
         row = 0 if head.end_searched else batch.count - 1
-        self.in_doubt = InDoubt(batch.topic, message_id(session, sequence + row))
+        self.in_doubt = InDoubt(batch.topic, message_id(batch.session, batch.sequence + row))
 
     def settle(self, *, stored: bool) -> None:
         """Go on after the search for `in_doubt`, which has found it or not."""
@@ -414,8 +412,7 @@ class SpoolDrain:
         """Return whether the session is beyond a message that is not stored."""
         assert head.error is not None, "a refused batch has its error"
         last = getattr(head.error, "detail", {}).get("last")
-        _session, sequence = self._spool.renewals.resolve(head.batch.session, head.batch.sequence)
-        return isinstance(last, int) and last >= sequence
+        return isinstance(last, int) and last >= head.batch.sequence
 
     def _pass(self, head: _Entry) -> None:
         """Put aside what a copy of the spool has put aside."""
@@ -431,21 +428,17 @@ class SpoolDrain:
     def _skip(self, head: _Entry) -> None:
         """Have the session go on with this batch, whatever is missing before it."""
         batch = head.batch
-        session, sequence = self._spool.renewals.resolve(batch.session, batch.sequence)
-        self.to_skip = Skip(session, read_header(batch.encoded).epoch, sequence)
-
-    def _renew(self, head: _Entry) -> None:
-        self._spool.renew(head.batch)
-        head.end_searched = False  # under its new id
-        self._send_again()
+        self.to_skip = Skip(batch.session, read_header(batch.encoded).epoch, batch.sequence)
 
     def skipped(self, error: TxmqError | None = None) -> None:
-        """Go on after the broker was told of `to_skip`, or refuses it for good."""
+        """Go on after the broker was told of `to_skip`. What it refuses to skip to is
+        put aside.
+        """
         self.to_skip = None
-        if error is not None:
-            self._warn(self._window[0].batch.topic, error, "spool.skip_refused")
-            self._renew(self._window[0])
-        self._send_again()
+        if error is None:
+            self._send_again()
+        else:
+            self._refuse(self._window[0], error)
 
     def _reroute(self, head: _Entry) -> None:
         batch = head.batch

@@ -21,9 +21,9 @@ from itertools import count
 from random import Random
 from typing import TypeVar
 
+from tests.store.simdisk import SimDirectory, SimInode, used_bytes
 from txmq.errors import DirectoryInUse
 from txmq.store.filesystem import Bytes, Space, deleted_error, store_error
-from txmq.testing.simdisk import SimDirectory, SimInode, used_bytes
 
 H = TypeVar("H")
 

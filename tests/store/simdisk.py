@@ -1,4 +1,4 @@
-"""The state of files and names after a power cut: the disk below `txmq.testing.simfs`.
+"""The state of files and names after a power cut: the disk below `tests.store.simfs`.
 
 With equal probability a file keeps none of its unsynced changes, all of them, or a
 random mixture. In a mixture each sector of 512 bytes is as one of the changes left it,
