@@ -216,7 +216,7 @@ class Assembly:
         )
         return CallDispatcher(
             {name: handler for part in parts for name, handler in part.handlers.items()},
-            lambda: engine.state,
+            engine,
         )
 
     def _listen(self, engine: Engine) -> None:

@@ -14,7 +14,6 @@ import structlog
 from pydantic import BaseModel
 
 from txmq.config.broker import public_settings
-from txmq.core.events.outcome import Rejected
 from txmq.errors import BadRequest, ConfigError
 
 if TYPE_CHECKING:
@@ -112,4 +111,4 @@ class SettingsReload:
         try:
             call.answer(self.reload()._asdict())
         except ConfigError as error:
-            call.answer(Rejected(BadRequest, error.message, error.hint))
+            call.answer(BadRequest(error.message, hint=error.hint))

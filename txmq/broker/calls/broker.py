@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 from uuid import UUID
 
 from txmq.broker.monitoring.alarm import Alarm
-from txmq.core.events.outcome import Rejected
 from txmq.core.state import restores
 from txmq.errors import BadRequest
 from txmq.model.own_topics import is_own
@@ -23,10 +22,9 @@ if TYPE_CHECKING:
     from txmq.wire.calls.arguments import NoArgs, SeriesArgs, StatsArgs
 
 
-NO_RECEIVER = Rejected(
-    BadRequest,
+NO_RECEIVER = BadRequest(
     "nobody is told of alarms",
-    "name a receiver in the broker's settings: [[alarms.webhook]] or [[alarms.mail]]",
+    hint="name a receiver in the broker's settings: [[alarms.webhook]] or [[alarms.mail]]",
 )
 
 
@@ -95,7 +93,8 @@ class BrokerCalls:
         told.addCallback(lambda found: call.answer({"receivers": found} if found else NO_RECEIVER))
 
     def report(self, call: CallContext, args: AlarmsReport) -> None:
-        call.answer(self._alarms.reported.report(args, call.user) or {})
+        self._alarms.reported.report(args, call.user)
+        call.answer({})
 
     def stats(self, call: CallContext, args: StatsArgs) -> None:
         call.answer(self._statistics.describe(args.limit))

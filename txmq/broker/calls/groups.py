@@ -12,7 +12,6 @@ from txmq.broker.search import message_view
 from txmq.core.consumers import commands as core
 from txmq.core.consumers import group_views
 from txmq.core.consumers.stall_reasons import StallContext
-from txmq.core.events.outcome import Rejected
 from txmq.core.state.visibility import offset_at_time
 from txmq.errors import CorruptRecord
 from txmq.model.units import MILLISECOND
@@ -55,11 +54,9 @@ class GroupCalls:
     def list_groups(self, call: CallContext, args: ListArgs) -> None:
         self._turns.run(call.reader, self._list(args), call.answer)
 
-    def _list(self, args: ListArgs) -> Steps[dict[str, Any] | Rejected]:
+    def _list(self, args: ListArgs) -> Steps[dict[str, Any]]:
         known = self._engine.state.groups.by_name
         page = page_of(known, args, "consumer groups")
-        if isinstance(page, Rejected):
-            return page
         found: list[dict[str, Any]] = []
         for name in page.names:
             group = known.get(name)
@@ -80,13 +77,11 @@ class GroupCalls:
         )
         self._turns.run(call.reader, self._describe(args.group, seen), call.answer)
 
-    def _describe(self, name: str, seen: StallContext) -> Steps[dict[str, Any] | Rejected]:
+    def _describe(self, name: str, seen: StallContext) -> Steps[dict[str, Any]]:
         """Describe a group, with the keys of its fences as far as `KEYS_READ_BYTES` of
         their messages tell them.
         """
         described = yield from group_views.describe_group(self._engine.state, name, seen)
-        if isinstance(described, Rejected):
-            return described
         for member in described["member_list"]:
             member.update(self._sessions.place_of(name, member["member"])._asdict())
         left = KEYS_READ_BYTES

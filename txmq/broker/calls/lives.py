@@ -14,7 +14,6 @@ from txmq.broker.search.everywhere import SearchEverywhere
 from txmq.broker.search.message_view import describe_message, read_view
 from txmq.broker.search.search import SearchQuery
 from txmq.core.consumers import message_lives
-from txmq.core.events.outcome import Rejected
 from txmq.core.state import failed_messages
 from txmq.core.topics import topics
 from txmq.core.transactions.model import get
@@ -45,8 +44,7 @@ class MessageLifeCalls:
         by_content = args.key is not None or args.content is not None
         if by_content == (args.id is not None):
             hint = "send either an id alone, or a key, a body, a header or correlations"
-            call.answer(Rejected(BadRequest, "a search for nothing, or for an id and more", hint))
-            return
+            raise BadRequest("a search for nothing, or for an id and more", hint=hint)
         wanted = SearchQuery(
             args.key, args.id, args.start, args.end, args.limit, args.bodies, args.content
         )
@@ -62,26 +60,20 @@ class MessageLifeCalls:
         refs: list[MessageRef] = []
         for name, partition, offset in args.messages:
             topic = topics.find_topic(self._engine.state, name, partition)
-            if isinstance(topic, Rejected):
-                call.answer(topic)
-                return
             refs.append((topic.topic_id, partition, offset))
         search = DeliverySearch(self._engine, refs, args.after, args.known, args.within_ms)
         self._turns.run(call.reader, search.reply(), call.answer)
 
-    def _life(self, args: wire.MessageLife) -> Steps[dict[str, Any] | Rejected]:
+    def _life(self, args: wire.MessageLife) -> Steps[dict[str, Any]]:
         state = self._engine.state
         topic = topics.find_topic(state, args.topic, args.partition)
-        if isinstance(topic, Rejected):
-            return topic
         ref = (topic.topic_id, args.partition, args.offset)
         seen = yield from self._message(ref)
         if seen is None:
             place = f"{args.topic}/{args.partition}/{args.offset}"
-            return Rejected(
-                OffsetOutOfRange,
+            raise OffsetOutOfRange(
                 f"message {place} is not there: not published, or removed by retention",
-                "find messages: txmq trace --key KEY, or --id ID",
+                hint="find messages: txmq trace --key KEY, or --id ID",
             )
         message, key, visible_at = seen
         groups = yield from message_lives.groups_of(

@@ -12,7 +12,6 @@ from txmq.core.consumers import commands as core
 from txmq.core.consumers import group_views
 from txmq.core.consumers.failures import key_source
 from txmq.core.consumers.membership import JoinBegun, JoinReply
-from txmq.core.events.outcome import Rejected
 from txmq.crashpoints import crashpoint
 from txmq.model.retry import FailureReport
 from txmq.model.units import MILLISECOND, SECOND
@@ -134,8 +133,7 @@ class MemberCalls:
         reply = group_views.describe_membership(
             self._engine.state, args.group, args.member, args.instance
         )
-        if not isinstance(reply, Rejected):
-            self._sessions.heartbeat(call.session, args.group, args.member, args.paused)
+        self._sessions.heartbeat(call.session, args.group, args.member, args.paused)
         self._engine.answer_when_durable(call.answer, reply)
 
     def leave(self, call: CallContext, args: wire.MemberArgs) -> None:

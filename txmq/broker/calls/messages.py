@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 from txmq.broker.calls.dispatcher import CallContext, Handler, damaged, then
 from txmq.broker.search import search
 from txmq.broker.search.search import SearchPage, SearchQuery, find_by_id, fit_page
-from txmq.core.events.outcome import Rejected
 from txmq.core.topics import delayed, topics
 from txmq.core.topics.delay_rules import Recall
 from txmq.core.topics.sends import SkipSequences
@@ -59,10 +58,7 @@ class MessageCalls:
         state = self._engine.state
         partition, offset = args.after or (args.partition or 0, args.offset)
         topic = topics.find_topic(state, args.topic, max(partition, args.partition or 0))
-        refused = topic if isinstance(topic, Rejected) else check_readable(topic)
-        if isinstance(topic, Rejected) or refused is not None:
-            call.answer(refused)
-            return
+        check_readable(topic)
         last = len(topic.end_offsets) if args.partition is None else args.partition + 1
         wanted = SearchQuery(
             args.key, args.id, args.start, args.end, args.limit, args.bodies, args.content
@@ -72,14 +68,14 @@ class MessageCalls:
 
     def _find(
         self, topic: Topic, wanted: SearchQuery, partitions: range, offset: int
-    ) -> Steps[dict[str, Any] | Rejected]:
+    ) -> Steps[dict[str, Any]]:
         """Return a page, in steps: without a catalogue it scans megabytes."""
         found: list[dict[str, Any]] = []
         place: tuple[int, int] | None = (partitions.start, offset)
         batches, size, read = search.PAGE_BATCHES, search.PAGE_READ_BYTES, 0
         while place is not None and batches > 0 and size > 0 and len(found) < wanted.limit:
             if topic.deleted:
-                return topics.unknown_topic(topic.name)
+                raise topics.unknown_topic(topic.name)
             left = wanted._replace(limit=wanted.limit - len(found))
             try:
                 page = self._catalogues.search(
@@ -92,7 +88,7 @@ class MessageCalls:
                 )
             except CorruptRecord as error:
                 if batches == search.PAGE_BATCHES:
-                    return damaged(error)
+                    raise damaged(error) from None
                 break  # the next page begins with the damage, and reports it
             found += page.messages
             read += page.read
@@ -112,9 +108,6 @@ class MessageCalls:
         """
         state = self._engine.state
         topic = None if args.topic is None else topics.find_topic(state, args.topic)
-        if isinstance(topic, Rejected):
-            call.answer(topic)
-            return
         found: list[ScheduledMessage] = []
         last: ScheduledMessage | None = None
         start, position = args.after or (0, 0)

@@ -15,9 +15,8 @@ from txmq.broker.search import message_view
 from txmq.core.consumers import commands as core
 from txmq.core.consumers import store_reports, store_views
 from txmq.core.consumers.authorization import find_group
-from txmq.core.events.outcome import Rejected
 from txmq.crashpoints import crashpoint
-from txmq.errors import CorruptRecord
+from txmq.errors import CorruptRecord, RequestRejected
 from txmq.model import limits
 from txmq.model.retry import FailureReport
 
@@ -82,7 +81,7 @@ class RecoverCalls:
         entries: Sequence[wire.Entry],
         act: Callable[[core.ReportStored], object] | None = None,
     ) -> None:
-        replies: list[StoreReply | Rejected] = []
+        replies: list[StoreReply | RequestRejected] = []
         submit = partial(self._submit, act, replies.append)
         steps = self._submitted(command, list(map(_entry, entries)), submit)
         # The replies are there by then: all rest on the same records or earlier ones.
@@ -138,16 +137,18 @@ class RecoverCalls:
                 entry = entry._replace(key_hash=key, source=source)
         return entry, store_reports.units(state, group, entry)
 
-    def _answer(self, replies: list[StoreReply | Rejected]) -> dict[str, Any] | Rejected:
+    def _answer(
+        self, replies: list[StoreReply | RequestRejected]
+    ) -> dict[str, Any] | RequestRejected:
         verdicts: list[str] = []
         fences: list[int] = []
         for reply in replies:
-            if isinstance(reply, Rejected):
+            if isinstance(reply, RequestRejected):
                 return reply
             verdicts += reply.verdicts
             fences += reply.fences
         last = replies[-1]
-        assert not isinstance(last, Rejected), "all were looked at"
+        assert not isinstance(last, RequestRejected), "all were looked at"
         topics = self._engine.state.topics_by_id
         orders = [(topics[ref[0]].name, *ref, order.name.lower()) for ref, order in last.orders]
         return {"verdicts": verdicts, "fences": fences, "orders": orders, "more": last.more}
@@ -155,17 +156,14 @@ class RecoverCalls:
     def list_stores(self, call: CallContext, args: wire.RecoverList) -> None:
         self._turns.run(call.reader, self._list(args), call.answer)
 
-    def _list(self, args: wire.RecoverList) -> Steps[dict[str, Any] | Rejected]:
+    def _list(self, args: wire.RecoverList) -> Steps[dict[str, Any]]:
         state = self._engine.state
         if args.group is None:
             groups: list[ConsumerGroup] = [
                 group for _name, group in sorted(state.groups.by_name.items()) if group.stores
             ]
         else:
-            found = find_group(state, args.group)
-            if isinstance(found, Rejected):
-                return found
-            groups = [found]
+            groups = [find_group(state, args.group)]
         listed: list[dict[str, Any]] = []
         after_group, _slash, after_store = args.after.rpartition("/")
         for group in groups:
@@ -190,9 +188,6 @@ class RecoverCalls:
     def show(self, call: CallContext, args: wire.RecoverShow) -> None:
         state, store_id = self._engine.state, bytes.fromhex(args.store)
         page = store_views.list_messages(state, args.group, store_id, args.after, args.limit)
-        if isinstance(page, Rejected):
-            call.answer(page)
-            return
         messages, following = page
         views = self._message_views(messages, bodies=args.bodies)
         shown = list(message_view.fit_entries(views))

@@ -13,11 +13,10 @@ from txmq.broker.calls.dispatcher import CallContext, Handler, then
 from txmq.broker.calls.operators import audited
 from txmq.broker.calls.pages import page_of
 from txmq.broker.engine.log_reader import visible_end
-from txmq.core.events.outcome import Rejected
 from txmq.core.state.state import TopicSettings
 from txmq.core.topics import topics as rules
 from txmq.core.topics.schemas import ChangedSchema, ChangeSchema
-from txmq.errors import Conflict
+from txmq.errors import Conflict, RequestRejected
 from txmq.model.own_topics import is_own
 
 if TYPE_CHECKING:
@@ -70,16 +69,12 @@ class TopicCalls:
         self._grow(call, command, self._clock.seconds() + GROW_S)
 
     def _grow(self, call: CallContext, command: Audited, until: float) -> None:
-        def grown(reply: rules.TopicView | Rejected) -> None:
-            if (
-                isinstance(reply, Rejected)
-                and reply.error is Conflict
-                and self._clock.seconds() < until
-            ):
+        def grown(reply: rules.TopicView | RequestRejected) -> None:
+            if isinstance(reply, Conflict) and self._clock.seconds() < until:
                 again = self._engine.later(self._grow)
                 self._clock.callLater(GROW_RETRY_S, again, call, command, until)
             else:
-                call.answer(reply if isinstance(reply, Rejected) else _topic_view(reply))
+                then(call.answer, _topic_view)(reply)
 
         self._engine.submit(command, grown)
 
@@ -120,8 +115,7 @@ class TopicCalls:
         missing = [name for name in args.names if name not in known]
         similar = self._similar(call, missing[0]) if missing else ""
         if missing and not (args.create and self._settings.create_topics):
-            call.answer(rules.unknown_topic(missing[0], similar))
-            return
+            raise rules.unknown_topic(missing[0], similar)
         replies: list[object] = []
         for name in missing:
             self._engine.submit(
@@ -129,9 +123,8 @@ class TopicCalls:
                 replies.append,
             )
         for reply in replies:
-            if isinstance(reply, Rejected):  # at once: the disk is full
-                call.answer(reply)
-                return
+            if isinstance(reply, RequestRejected):  # at once: the disk is full
+                raise reply
         refused = [name for name in args.names if name not in known]
         if refused:  # its own reply waits for the disk, and says why; this one waits behind it
             self._engine.answer_when_durable(
@@ -155,12 +148,10 @@ class TopicCalls:
     def list_topics(self, call: CallContext, args: topics.TopicList) -> None:
         self._turns.run(call.reader, self._list(args), call.answer)
 
-    def _list(self, args: topics.TopicList) -> Steps[dict[str, Any] | Rejected]:
+    def _list(self, args: topics.TopicList) -> Steps[dict[str, Any]]:
         every = self._engine.state.topics
         known = every if args.own else [name for name in every if not is_own(name)]
         page = page_of(known, args, "topics")
-        if isinstance(page, Rejected):
-            return page
         found: list[dict[str, Any]] = []
         for name in page.names:
             topic = every.get(name)
@@ -175,10 +166,10 @@ class TopicCalls:
     def show(self, call: CallContext, args: topics.TopicName) -> None:
         self._turns.run(call.reader, self._show(call, args.name), call.answer)
 
-    def _show(self, call: CallContext, name: str) -> Steps[dict[str, Any] | Rejected]:
-        topic = rules.find_topic(self._engine.state, name)
-        if isinstance(topic, Rejected):
-            return rules.unknown_topic(name, self._similar(call, name))
+    def _show(self, call: CallContext, name: str) -> Steps[dict[str, Any]]:
+        topic = self._engine.state.topics.get(name)
+        if topic is None:
+            raise rules.unknown_topic(name, self._similar(call, name))
         groups: list[str] = []
         for group in list(self._engine.state.groups.by_name.values()):
             if (topic.topic_id, 0) in group.positions:  # all partitions, or none
@@ -186,7 +177,7 @@ class TopicCalls:
             yield
         ends = yield from self._ends(topic)
         if topic.deleted:
-            return rules.unknown_topic(name)
+            raise rules.unknown_topic(name)
         fields = {
             "firsts": topic.start_offsets[: len(ends)],
             "ends": ends,
@@ -213,8 +204,8 @@ def _audited(call: CallContext, args: topics.TopicActs, command: object) -> Audi
     return audited(call.name, operators.topic(args.name), args, command)
 
 
-def _first_refusal(replies: list[object]) -> Rejected:
-    return next(reply for reply in replies if isinstance(reply, Rejected))
+def _first_refusal(replies: list[object]) -> RequestRejected:
+    return next(reply for reply in replies if isinstance(reply, RequestRejected))
 
 
 def _settings_view(own: TopicSettings) -> dict[str, Any]:

@@ -14,7 +14,6 @@ from txmq.broker.calls.operators import audited, transaction
 from txmq.broker.checkback.checkers import CheckerProcess
 from txmq.broker.engine.log_reader import read_before_damage
 from txmq.broker.search.audit_log import with_operations
-from txmq.core.events.outcome import Rejected
 from txmq.core.transactions import indexes, watermarks
 from txmq.core.transactions.jobs import DecideJob, undecided_bundles
 from txmq.core.transactions.model import Transaction, every_batch, get, unknown_transaction
@@ -153,8 +152,7 @@ class TransactionCalls:
         state, token = self._engine.state, bytes.fromhex(args.token)
         row = get(state, token)
         if row is None:
-            call.answer(unknown_transaction(token))
-            return
+            raise unknown_transaction(token)
         view = self._entry(token, row) | views.contents(state, token, row)
         if args.detail:
             wanted = views.MessagePageQuery(args.after, args.limit, args.bodies)
@@ -223,8 +221,7 @@ class TransactionCalls:
     def check(self, call: CallContext, args: calls.TxCheck) -> None:
         token = None if args.token is None else bytes.fromhex(args.token)
         if token is not None and get(self._engine.state, token) is None:
-            call.answer(unknown_transaction(token))
-            return
+            raise unknown_transaction(token)
         call.answer({"due": self._checks.check_now(token)})
 
     def oldest(self, call: CallContext, args: NoArgs) -> None:
@@ -334,22 +331,19 @@ class TransactionCalls:
             and (hello is None or hello.service != found.service)
         ):
             message = f"transaction {args.token} is decided by service {found.service!r}"
-            call.answer(Rejected(NotPermitted, message, "connect as that service, or ask it"))
-            return
+            raise NotPermitted(message, hint="connect as that service, or ask it")
 
-        def answered(reply: object) -> None:
-            if isinstance(reply, Rejected):
-                call.answer(reply)
-                return
+        def state_now(_reply: object) -> dict[str, Any]:
             row = get(self._engine.state, token)
-            call.answer({"state": "UNKNOWN" if row is None else row.state.name})
+            return {"state": "UNKNOWN" if row is None else row.state.name}
 
+        answer = then(call.answer, state_now)
         if args.passed:
             self._checks.pass_on(token)
-            self._engine.answer_when_durable(answered, None)
+            self._engine.answer_when_durable(answer, None)
             return
         self._checks.note_work(token, is_open=args.open)
-        self._checks.record_answer(token, Decision[args.answer], "checker", args.reason, answered)
+        self._checks.record_answer(token, Decision[args.answer], "checker", args.reason, answer)
 
 
 def _first_batches(batches: Iterable[UnplacedBatch]) -> Iterator[UnplacedBatch]:

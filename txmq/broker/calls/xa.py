@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING, Any
 from txmq.broker.calls.dispatcher import CallContext, Handler, then
 from txmq.broker.calls.operators import audited, transaction
 from txmq.broker.calls.transaction_views import json_fields, summary
-from txmq.core.events.outcome import Rejected
 from txmq.core.transactions import branches
 from txmq.core.transactions.instances import RegisterInstance
 from txmq.core.transactions.model import get
 from txmq.core.transactions.xa import ForgetHeuristics, NoteHeuristic, ResolveOutcome
-from txmq.errors import OtherLog, UnknownTransaction
+from txmq.errors import OtherLog, RequestRejected, UnknownTransaction
 from txmq.model.bundle import COMMITTED, BundleState
 from txmq.model.decider import ByForeign, ByHome, DatabaseId, Decider, postgres_branches
 from txmq.model.message import Decision
@@ -64,7 +63,7 @@ class XaCalls:
         session = call.session
 
         def registered(reply: Any) -> None:  # noqa: ANN401  # whatever the core says
-            if not isinstance(reply, Rejected) and session.instance == (
+            if not isinstance(reply, RequestRejected) and session.instance == (
                 args.service,
                 args.instance,
             ):
@@ -152,9 +151,7 @@ class XaCalls:
         xid = Xid(args.format, b64decode(args.gtrid), b64decode(args.bqual))
         token = branches.find_token(self._engine.state, xid)
         if token is None:
-            unknown = Rejected(
-                UnknownTransaction, "XAER_NOTA: the broker has no branch of this Xid"
-            )
+            unknown = UnknownTransaction("XAER_NOTA: the broker has no branch of this Xid")
             self._engine.answer_when_durable(call.answer, unknown)
             return
         row = get(self._engine.state, token)
@@ -174,9 +171,7 @@ class XaCalls:
         if log_id != own:
             message = f"the call is for log {log_id}, and this is log {own}"
             call.answer(
-                Rejected(
-                    OtherLog, message, "ask the home broker itself, and decide nothing from this"
-                )
+                OtherLog(message, hint="ask the home broker itself, and decide nothing from this")
             )
         return log_id != own
 

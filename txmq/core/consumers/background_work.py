@@ -22,7 +22,7 @@ from txmq.core.events.consumers import (
     StoreMessagesAdopted,
     TopicTidied,
 )
-from txmq.core.events.outcome import Appliers, Deciders, Outcome, Rejected
+from txmq.core.events.outcome import Appliers, Deciders, Outcome
 from txmq.core.state import failed_changes, failed_messages, local_stores
 from txmq.core.state.failed_rows import FailedKind
 from txmq.core.state.state import State
@@ -43,21 +43,18 @@ class GroupWorkReply(NamedTuple):
     more: bool
 
 
-def decide_delete(state: State, command: DeleteGroup, now: int) -> Outcome | Rejected:
+def decide_delete(state: State, command: DeleteGroup, now: int) -> Outcome:
     del now
     found = with_members(state, command.group)
-    if isinstance(found, Rejected):
-        return found
     members = [name for group in found for name in group.members]
     if members:
         message = f"consumer group {command.group!r} has members: {', '.join(members[:3])}"
-        return Rejected(Conflict, message, "stop the members first")
+        raise Conflict(message, hint="stop the members first")
     if any(group.unfinished_clones for group in found):
         message = f"consumer group {command.group!r} is being cloned"
-        return Rejected(
-            Conflict,
+        raise Conflict(
             message,
-            "wait until the clone is complete (txmq group show), or delete the clone first",
+            hint="wait until the clone is complete (txmq group show), or delete the clone first",
         )
     return Outcome(
         tuple(GroupDeleted(group.group_id, command.by, STEP_ROWS) for group in reversed(found))

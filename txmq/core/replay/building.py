@@ -8,7 +8,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
 from txmq.core.consumers import failures
-from txmq.core.events.outcome import Appliers, Deciders, Outcome, Rejected
+from txmq.core.events.outcome import Appliers, Deciders, Outcome
 from txmq.core.events.plans import NotPlanned, PlanFrozen, PlanLettersAdded
 from txmq.core.replay.orders import MAX_REASON, find_plan, start_of
 from txmq.core.replay.policies import is_own
@@ -84,19 +84,17 @@ def manifest_digest(state: State, plan: Plan) -> Steps[str]:
     return digest.hexdigest()
 
 
-def decide_add(state: State, command: AddPlanLetters, now: int) -> Outcome | Rejected:
+def decide_add(state: State, command: AddPlanLetters, now: int) -> Outcome:
     del now
     plan = find_plan(state, command.name)
-    if isinstance(plan, Rejected):
-        return plan
     if plan.state is not PlanState.BUILDING or plan.complete:
         if plan.complete and _has_all(state, plan, command.letters):
             return Outcome(reply=AddedReply(0, 0, ()))
         message = f"the letters of plan {plan.name!r} are fixed"
-        return Rejected(Conflict, message, "make another plan: txmq plan create")
+        raise Conflict(message, hint="make another plan: txmq plan create")
     if len(command.letters) + len(command.damaged) > ADDED_LETTERS:
         message = f"{len(command.letters)} letters in one call are too many"
-        return Rejected(BadRequest, message, f"send at most {ADDED_LETTERS} in each call")
+        raise BadRequest(message, hint=f"send at most {ADDED_LETTERS} in each call")
     added, refused = _new_letters(state, plan, command)
     skipped = sum(bool(why) for *_ref, why in added)
     reply = AddedReply(len(added) - skipped, skipped, tuple(refused))

@@ -21,7 +21,7 @@ from txmq.core.events.delays import (
     DelayedRow,
     RecallsForgotten,
 )
-from txmq.core.events.outcome import Appliers, Deciders, Outcome, Rejected
+from txmq.core.events.outcome import Appliers, Deciders, Outcome
 from txmq.core.state import visibility
 from txmq.core.state.state import State
 from txmq.core.topics import delayed, key_order, lost_batches, producer_owners
@@ -78,16 +78,15 @@ def is_delayed(batch: bytes, header: BatchHeader, now: int) -> bool:
 
 def delayed_batch(
     topic: Topic, partition: int, batch: bytes, header: BatchHeader, now: int
-) -> tuple[BatchDelayed, bytes] | Rejected:
+) -> tuple[BatchDelayed, bytes]:
     """Return the event that stores a delayed batch, and its attachment.
 
     Messages of the batch without a delay are due at once.
     """
     if header.count > limits.DELAYED_ROWS:
-        return Rejected(
-            MessageTooLarge,
+        raise MessageTooLarge(
             f"batch of {header.count} delayed messages",
-            f"send at most {limits.DELAYED_ROWS} in a batch",
+            hint=f"send at most {limits.DELAYED_ROWS} in a batch",
         )
     rows, start = [], 0
     singles = split(batch, header)
@@ -134,27 +133,22 @@ def _meets_held_key(state: State, message: DelayedMessage) -> bool:
     return bool(state.held_keys[tp]) and key_order.any_held(state, *tp, (key,))
 
 
-def decide_recall(state: State, command: Recall, now: int) -> Outcome | Rejected:
+def decide_recall(state: State, command: Recall, now: int) -> Outcome:
     del now
     if len(command.ids) > MAX_RECALLS:
-        return Rejected(
-            BadRequest,
-            f"recall of {len(command.ids)} messages",
-            f"recall at most {MAX_RECALLS} in a call",
+        raise BadRequest(
+            f"recall of {len(command.ids)} messages", hint=f"recall at most {MAX_RECALLS} in a call"
         )
     for producer in {producer for producer, _sequence in command.ids}:
-        foreign = producer_owners.check_owner(state, producer, command.user)
-        if foreign is not None:
-            return foreign
+        producer_owners.check_owner(state, producer, command.user)
     ids = [one for one in dict.fromkeys(command.ids) if not delayed.was_recalled(state, one)]
     late = [message_id(*one) for one in ids if delayed.find(state, one) is None]
     if late:
         others = f"; nor are {len(late) - 1} others" if len(late) > 1 else ""
-        return Rejected(
-            RecallTooLate,
+        raise RecallTooLate(
             f"message {late[0]} is not waiting to be due{others}",
-            "it was published, or never stored here: txmq message show",
-            {"late": late},
+            hint="it was published, or never stored here: txmq message show",
+            detail={"late": late},
         )
     return Outcome((DelayedRecalled(tuple(ids)),) if ids else (), RecallReply(len(ids)))
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from txmq.core.events.outcome import Appliers, Deciders, Rejected
+from txmq.core.events.outcome import Appliers, Deciders
 from txmq.core.events.users import ProducerOwned
 from txmq.errors import NotPermitted
 
@@ -18,17 +18,16 @@ if TYPE_CHECKING:
     from txmq.core.state.state import State
 
 
-def check_owner(state: State, producer_id: bytes, user: str) -> Rejected | None:
+def check_owner(state: State, producer_id: bytes, user: str) -> None:
     """Refuse a user whose producer this is not. `user` is "" where there are none, and
     for the broker's own parts.
     """
     producer = state.producers.get(producer_id)
     if producer is None or state.users.may_act_for(user, producer.owner):
-        return None
-    return Rejected(
-        NotPermitted,
+        return
+    raise NotPermitted(
         f"producer {producer_id.hex()} belongs to another user",
-        "send with a client of your own; the spool of another user is sent by an admin",
+        hint="send with a client of your own; the spool of another user is sent by an admin",
     )
 
 

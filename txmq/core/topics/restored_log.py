@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from txmq.core.events.base import BackupNoted, LogRestored, RestoreAccepted
-from txmq.core.events.outcome import Appliers, Deciders, Outcome, Rejected
+from txmq.core.events.outcome import Appliers, Deciders, Outcome
 from txmq.core.state.state import Restore
 from txmq.errors import Conflict
 from txmq.model.units import SECOND
@@ -47,10 +47,10 @@ def apply_backup(state: State, event: BackupNoted, context: RecordContext) -> No
     state.backed_up_at = event.taken_at
 
 
-def decide_accept(state: State, command: AcceptRestore, now: int) -> Outcome | Rejected:
+def decide_accept(state: State, command: AcceptRestore, now: int) -> Outcome:
     del now
     if not state.restores:
-        return Rejected(Conflict, "this log was never restored", "there is nothing to accept")
+        raise Conflict("this log was never restored", hint="there is nothing to accept")
     if state.restores[-1].accepted:
         return Outcome()
     return Outcome((RestoreAccepted(*command),))
