@@ -102,12 +102,10 @@ class SettingsReload:
         except ConfigError as error:
             log.error("settings.not_reloaded", error=str(error))  # noqa: TRY400  # no bug of ours
 
-    def _show(self, call: CallContext, args: NoArgs) -> None:
-        del args
+    def _show(self, call: CallContext, _args: NoArgs) -> None:
         call.answer({"settings": public_settings(self._settings)})
 
-    def _answer(self, call: CallContext, args: NoArgs) -> None:
-        del args
+    def _answer(self, call: CallContext, _args: NoArgs) -> None:
         try:
             call.answer(self.reload()._asdict())
         except ConfigError as error:

@@ -119,8 +119,7 @@ def decide_remove(state: State, command: RemoveLog, now: int) -> Outcome:
     return _listed(state, tuple(log for log in state.logs.logs if log is not found), now)
 
 
-def decide_copy(state: State, command: CopyList, now: int) -> Outcome:
-    del now
+def decide_copy(state: State, command: CopyList, _now: int) -> Outcome:
     known, ids = state.logs, [log.log_id for log in command.copy.logs]
     if known.logs and known.logs[0].log_id != ids[0]:
         raise BadRequest(
@@ -179,8 +178,7 @@ def _recorded(listed: LogList) -> Outcome:
     return Outcome((LogsListed(listed.version, listed.rows),), reply=listed)
 
 
-def apply_listed(state: State, event: LogsListed, context: RecordContext) -> None:
-    del context
+def apply_listed(state: State, event: LogsListed, _context: RecordContext) -> None:
     state.logs = LogList.of(*event)
 
 

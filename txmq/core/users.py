@@ -126,8 +126,7 @@ def _unknown_user(name: str) -> UnknownUser:
     return UnknownUser(f"there is no user {name!r}", hint="see the users: txmq user list")
 
 
-def decide_set(state: State, command: SetUser, now: int) -> Outcome:
-    del now
+def decide_set(state: State, command: SetUser, _now: int) -> Outcome:
     users = state.users
     before = users.by_name.get(command.name)
     if before is None and command.new is False:
@@ -153,8 +152,7 @@ def decide_set(state: State, command: SetUser, now: int) -> Outcome:
     )
 
 
-def decide_delete(state: State, command: DeleteUser, now: int) -> Outcome:
-    del now
+def decide_delete(state: State, command: DeleteUser, _now: int) -> Outcome:
     find_user(state, command.name)
     users = state.users
     if users.admins == {command.name} and len(users.by_name) > 1:
@@ -163,8 +161,7 @@ def decide_delete(state: State, command: DeleteUser, now: int) -> Outcome:
     return Outcome((UserDeleted(command.name, command.by),), reply=Changed(changed=True))
 
 
-def decide_grant(state: State, command: GrantAccess, now: int) -> Outcome:
-    del now
+def decide_grant(state: State, command: GrantAccess, _now: int) -> Outcome:
     user = find_user(state, command.user)
     if command.grant in user.grants:
         return Outcome(reply=Changed(changed=False))
@@ -176,8 +173,7 @@ def decide_grant(state: State, command: GrantAccess, now: int) -> Outcome:
     )
 
 
-def decide_revoke(state: State, command: RevokeAccess, now: int) -> Outcome:
-    del now
+def decide_revoke(state: State, command: RevokeAccess, _now: int) -> Outcome:
     user = find_user(state, command.user)
     if command.grant not in user.grants:
         message = f"user {command.user!r} has no grant {' '.join(command.grant)!r}"
@@ -187,8 +183,7 @@ def decide_revoke(state: State, command: RevokeAccess, now: int) -> Outcome:
     )
 
 
-def decide_quota(state: State, command: SetQuota, now: int) -> Outcome:
-    del now
+def decide_quota(state: State, command: SetQuota, _now: int) -> Outcome:
     user = find_user(state, command.user)
     quota = user.quota._replace(**command.changes)
     if quota == user.quota:
@@ -210,8 +205,7 @@ def decide_token(state: State, command: MakeToken, now: int) -> Outcome:
     return Outcome((made,), reply=Changed(changed=True))
 
 
-def decide_revoke_token(state: State, command: RevokeToken, now: int) -> Outcome:
-    del now
+def decide_revoke_token(state: State, command: RevokeToken, _now: int) -> Outcome:
     user = find_user(state, command.user)
     if all(command.token != token.name for token in user.tokens):
         message = f"user {command.user!r} has no token {command.token!r}"
@@ -231,8 +225,7 @@ def check_topics(state: State, user: str) -> None:
     )
 
 
-def decide_note(state: State, command: NoteDenial, now: int) -> Outcome:
-    del state, now
+def decide_note(_state: State, command: NoteDenial, _now: int) -> Outcome:
     return Outcome((DenialNoted(*command),))
 
 
@@ -243,28 +236,24 @@ def apply_set(state: State, event: UserSet, context: RecordContext) -> None:
     state.users.put(state.tables, event.name, user)
 
 
-def apply_deleted(state: State, event: UserDeleted, context: RecordContext) -> None:
-    del context
+def apply_deleted(state: State, event: UserDeleted, _context: RecordContext) -> None:
     state.users.put(state.tables, event.name, None)
 
 
-def apply_granted(state: State, event: AccessGranted, context: RecordContext) -> None:
-    del context
+def apply_granted(state: State, event: AccessGranted, _context: RecordContext) -> None:
     user = state.users.by_name[event.user]
     grants = (*user.grants, Grant(event.what, event.resource))
     state.users.put(state.tables, event.user, user._replace(grants=grants))
 
 
-def apply_revoked(state: State, event: AccessRevoked, context: RecordContext) -> None:
-    del context
+def apply_revoked(state: State, event: AccessRevoked, _context: RecordContext) -> None:
     user = state.users.by_name[event.user]
     gone = Grant(event.what, event.resource)
     grants = tuple(grant for grant in user.grants if grant != gone)
     state.users.put(state.tables, event.user, user._replace(grants=grants))
 
 
-def apply_quota(state: State, event: QuotaSet, context: RecordContext) -> None:
-    del context
+def apply_quota(state: State, event: QuotaSet, _context: RecordContext) -> None:
     user = state.users.by_name[event.name]
     state.users.put(state.tables, event.name, user._replace(quota=Quota(*event.quota)))
 
@@ -275,20 +264,17 @@ def apply_token(state: State, event: TokenMade, context: RecordContext) -> None:
     state.users.put(state.tables, event.user, user._replace(tokens=(*user.tokens, made)))
 
 
-def apply_token_revoked(state: State, event: TokenRevoked, context: RecordContext) -> None:
-    del context
+def apply_token_revoked(state: State, event: TokenRevoked, _context: RecordContext) -> None:
     user = state.users.by_name[event.user]
     left = tuple(token for token in user.tokens if token.name != event.token)
     state.users.put(state.tables, event.user, user._replace(tokens=left))
 
 
-def apply_owned(state: State, event: TopicOwned, context: RecordContext) -> None:
-    del context
+def apply_owned(state: State, event: TopicOwned, _context: RecordContext) -> None:
     state.users.own(state.tables, event.topic_id, event.user)
 
 
-def apply_secret(state: State, event: LoginSecretMade, context: RecordContext) -> None:
-    del context
+def apply_secret(state: State, event: LoginSecretMade, _context: RecordContext) -> None:
     state.users.put_secret(state.tables, event.secret)
 
 

@@ -134,9 +134,8 @@ class ClockService:
 
         self._engine.submit(command, noted)
 
-    def _noted(self, event: TimeNoted, context: RecordContext) -> None:
+    def _noted(self, event: TimeNoted, _context: RecordContext) -> None:
         # Before another record: it would have the time before.
-        del context
         log.info("clock.noted", doubted_s=event.doubted / SECOND, back_s=event.back / SECOND)
         if self._follows:
             self._clock.follow()

@@ -255,8 +255,7 @@ class PlanService:
         crashpoint("plan.before_freeze")
         self._submit(plan, FreezePlan(plan.plan_id, digest), self._frozen)
 
-    def _frozen(self, plan: Plan, reply: object) -> None:
-        del plan, reply
+    def _frozen(self, _plan: Plan, _reply: object) -> None:
         crashpoint("plan.after_freeze")
 
     def _advanced(self, plan: Plan, reply: object, before: PlanState) -> None:

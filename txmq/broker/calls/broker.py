@@ -44,14 +44,13 @@ class BrokerCalls:
         self.handlers: dict[str, Handler] = {
             "broker.show": self.show,
             "broker.alarms": self.alarms,
-            "alarms.test": self.test_alarms,
+            "alarms.test": self.send_test_alarm,
             "broker.stats": self.stats,
             "broker.series": self.series,
             "alarms.report": self.report,
         }
 
-    def show(self, call: CallContext, args: NoArgs) -> None:
-        del args
+    def show(self, call: CallContext, _args: NoArgs) -> None:
         store, state = self._engine.store, self._engine.state
         space = self._engine.disk.space
         incarnation = restores.incarnation(state)
@@ -75,16 +74,14 @@ class BrokerCalls:
             }
         )
 
-    def alarms(self, call: CallContext, args: NoArgs) -> None:
+    def alarms(self, call: CallContext, _args: NoArgs) -> None:
         """List alarms, at once: with a full disk, which is an alarm, nothing becomes
         durable.
         """
-        del args
         call.answer({"alarms": [alarm._asdict() for alarm in self._alarms.raised()]})
 
-    def test_alarms(self, call: CallContext, args: NoArgs) -> None:
+    def send_test_alarm(self, call: CallContext, _args: NoArgs) -> None:
         """Tell all receivers of an alarm that is none, and answer when they had it."""
-        del args
         by = f" by {call.user}" if call.user else ""
         alarm = Alarm(
             "alarms.test", "critical", self._engine.now(), f"a test{by}", "nothing is to be done"

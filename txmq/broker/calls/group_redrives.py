@@ -82,9 +82,8 @@ class GroupRedrives:
         page.rest["left"] = left
 
     def _read_selected(
-        self, args: wire.DlqRedrive, group: ConsumerGroup, page: _Page
+        self, args: wire.DlqRedrive, _group: ConsumerGroup, page: _Page
     ) -> Steps[None]:
-        del group
         selected = self._letters.selected(args, args.cursor)
         full = False
         while not (full or selected.scan.ended or selected.exhausted):

@@ -224,8 +224,7 @@ class TransactionCalls:
             raise unknown_transaction(token)
         call.answer({"due": self._checks.check_now(token)})
 
-    def oldest(self, call: CallContext, args: NoArgs) -> None:
-        del args
+    def oldest(self, call: CallContext, _args: NoArgs) -> None:
         state, token = self._engine.state, indexes.oldest_undecided(self._engine.state)
         view = {
             "log_id": str(self._engine.store.log_id),

@@ -94,9 +94,8 @@ class UserCalls:
         ]
         self._engine.answer_when_durable(call.answer, {"users": found, "next": page.following})
 
-    def me(self, call: CallContext, args: NoArgs) -> None:
+    def me(self, call: CallContext, _args: NoArgs) -> None:
         """Answer who the caller is, and what the caller may do."""
-        del args
         rights = call.rights if call.caller is None else call.caller.rights
         if rights is None:
             every = sorted(f"{verb} {kind}" for kind, verbs in VERBS.items() for verb in verbs)

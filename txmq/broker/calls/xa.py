@@ -191,8 +191,7 @@ def _state_view(state: BundleState | None) -> dict[str, Any]:
     return {"state": "UNKNOWN" if state is None else state.name}
 
 
-def _nothing(reply: object) -> dict[str, Any]:
-    del reply
+def _nothing(_reply: object) -> dict[str, Any]:
     return {}
 
 

@@ -157,9 +157,8 @@ class CheckBackService:
             if self._scanned_to != key:  # what this check came to was refused
                 return
 
-    def _time_noted(self, event: TimeNoted, context: RecordContext) -> None:
+    def _time_noted(self, event: TimeNoted, _context: RecordContext) -> None:
         """Scan all rows again after the time was set back: theirs went back as well."""
-        del context
         if event.back:
             self._scanned_to = b""
             self._left_out.clear()

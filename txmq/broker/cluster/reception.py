@@ -72,8 +72,7 @@ class Reception:
         except TxmqError as error:
             session.refuse(frame, error)
 
-    def _refuse(self, call: CallContext, args: Args) -> None:
-        del call, args
+    def _refuse(self, _call: CallContext, _args: Args) -> None:
         raise self._not_leader()
 
     def _not_leader(self) -> NotLeader:

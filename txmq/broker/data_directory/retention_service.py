@@ -225,8 +225,7 @@ class RetentionService:
     def _note_deleted(self, event: TopicDeleted, place: RecordContext) -> None:
         self._deleted_at[event.topic_id] = place.end
 
-    def _note_emptied(self, event: TopicsEmptied, place: RecordContext) -> None:
-        del place
+    def _note_emptied(self, event: TopicsEmptied, _place: RecordContext) -> None:
         for topic_id in event.topic_ids:
             self._deleted_at.pop(topic_id, None)
 

@@ -23,8 +23,7 @@ class MessageCopies:
         self._position = 0  # of the last copies in the log, whoever has stored them
         engine.listen(MessagesCopied, self._copied)
 
-    def _copied(self, event: MessagesCopied, place: RecordContext) -> None:
-        del event
+    def _copied(self, _event: MessagesCopied, place: RecordContext) -> None:
         self._position = place.attachment_position
 
     def store(

@@ -454,8 +454,7 @@ class ClientSession(Protocol):
         self._drop_input()
         self._wire.abortConnection()
 
-    def connectionLost(self, reason: Failure = connectionDone) -> None:
-        del reason
+    def connectionLost(self, _reason: Failure = connectionDone) -> None:
         self._cancel_deadline()
         self._shared.connections.end(self)
         self._drop_input()

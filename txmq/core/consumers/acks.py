@@ -179,8 +179,7 @@ def decide_return(state: State, command: ReturnMessages, now: int) -> Outcome:
     return Outcome((returned,) if reply.messages else (), reply)
 
 
-def apply_returned(state: State, event: Returned, context: RecordContext) -> None:
-    del context
+def apply_returned(state: State, event: Returned, _context: RecordContext) -> None:
     group = state.groups.by_id[event.group_id]
     leases.return_rows(state, group, event.rows)
     for topic_id, partition, start, end in event.ranges:

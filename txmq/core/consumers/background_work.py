@@ -43,8 +43,7 @@ class GroupWorkReply(NamedTuple):
     more: bool
 
 
-def decide_delete(state: State, command: DeleteGroup, now: int) -> Outcome:
-    del now
+def decide_delete(state: State, command: DeleteGroup, _now: int) -> Outcome:
     found = with_members(state, command.group)
     members = [name for group in found for name in group.members]
     if members:
@@ -61,8 +60,7 @@ def decide_delete(state: State, command: DeleteGroup, now: int) -> Outcome:
     )
 
 
-def decide_advance(state: State, command: AdvanceGroupWork, now: int) -> Outcome:
-    del command, now
+def decide_advance(state: State, _command: AdvanceGroupWork, _now: int) -> Outcome:
     deleted = next(iter(state.groups.deleted), None)
     if deleted is not None:
         return Outcome((GroupTidied(deleted, STEP_ROWS),), GroupWorkReply(more=True))
@@ -162,9 +160,8 @@ def _lift(state: State, group: ConsumerGroup, fences: list[tuple[int, int]]) -> 
         state.groups.dirty_fences.add((group.group_id, topic_id, key_hash))
 
 
-def apply_topic_step(state: State, event: TopicTidied, context: RecordContext) -> None:
+def apply_topic_step(state: State, event: TopicTidied, _context: RecordContext) -> None:
     """Apply: first lift fences, so that none is without its head, then end messages."""
-    del context
     group, topic_id = state.groups.by_id[event.group_id], event.topic_id
     fences = [(topic_id, key) for key in islice(group.fences.get(topic_id, ()), event.most)]
     _lift(state, group, fences)
@@ -196,18 +193,15 @@ def go_on_at(state: State, group: ConsumerGroup, tp: TopicPartition, offset: int
         state.groups.resetting.discard(group.group_id)
 
 
-def apply_deleted(state: State, event: GroupDeleted, context: RecordContext) -> None:
-    del context
+def apply_deleted(state: State, event: GroupDeleted, _context: RecordContext) -> None:
     delete(state, state.groups.by_id[event.group_id], event.most)
 
 
-def apply_delete_step(state: State, event: GroupTidied, context: RecordContext) -> None:
-    del context
+def apply_delete_step(state: State, event: GroupTidied, _context: RecordContext) -> None:
     _delete_step(state, state.groups.deleted[event.group_id], event.most)
 
 
-def apply_restored(state: State, event: BroughtBack, context: RecordContext) -> None:
-    del context
+def apply_restored(state: State, event: BroughtBack, _context: RecordContext) -> None:
     group = state.groups.by_id[event.group_id]
     restore_rows(
         state, group, TopicPartition(event.topic_id, event.partition), event.offset, event.most

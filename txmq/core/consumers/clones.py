@@ -39,8 +39,7 @@ class CloneReply(NamedTuple):
     pending: bool = False
 
 
-def decide_clone(state: State, command: CloneGroup, now: int) -> Outcome:
-    del now
+def decide_clone(state: State, command: CloneGroup, _now: int) -> Outcome:
     source = find_group(state, command.group)
     _refuse(state, source, command.to)
     large = len(failed_messages.messages_of_group(state, source, STEP_ROWS + 1)) > STEP_ROWS
@@ -95,16 +94,14 @@ def _has_expired_rows(state: State, source: ConsumerGroup, tp: TopicPartition) -
     )
 
 
-def apply_cloned(state: State, event: GroupCloned, context: RecordContext) -> None:
-    del context
+def apply_cloned(state: State, event: GroupCloned, _context: RecordContext) -> None:
     source = state.groups.by_id[event.source]
     clone = _create(state, event, source)
     _redeliver_rows(state, source, clone, failed_messages.messages_of_group(state, source, None))
     _raise_floors(state, clone)
 
 
-def apply_begun(state: State, event: CloneBegun, context: RecordContext) -> None:
-    del context
+def apply_begun(state: State, event: CloneBegun, _context: RecordContext) -> None:
     source = state.groups.by_id[event.source]
     clone = _create(state, event, source)
     clone.clone_progress = CloneProgress(event.source)
@@ -112,8 +109,7 @@ def apply_begun(state: State, event: CloneBegun, context: RecordContext) -> None
     state.groups.cloning.add(clone.group_id)
 
 
-def apply_continued(state: State, event: CloneContinued, context: RecordContext) -> None:
-    del context
+def apply_continued(state: State, event: CloneContinued, _context: RecordContext) -> None:
     clone = state.groups.by_id[event.group_id]
     assert clone.clone_progress is not None, "it is being made"
     source = state.groups.by_id[clone.clone_progress.source]
@@ -124,8 +120,7 @@ def apply_continued(state: State, event: CloneContinued, context: RecordContext)
     state.groups.dirty_groups.add(clone.group_id)
 
 
-def apply_ended(state: State, event: CloneEnded, context: RecordContext) -> None:
-    del context
+def apply_ended(state: State, event: CloneEnded, _context: RecordContext) -> None:
     clone = state.groups.by_id[event.group_id]
     state.groups.end_clone(clone)
     _raise_floors(state, clone)

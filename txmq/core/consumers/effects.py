@@ -107,8 +107,7 @@ def describe_inbox(state: State, at: InboxPartition) -> dict[str, Any]:
     }
 
 
-def decide_open(state: State, command: OpenInbox, now: int) -> Outcome:
-    del now
+def decide_open(state: State, command: OpenInbox, _now: int) -> Outcome:
     group, tp, position = _find(state, command.at)
     if position.effects is not None:
         return Outcome()
@@ -131,8 +130,7 @@ def _settled(position: GroupPosition, base: int) -> Iterator[OffsetRange]:
         yield start, end
 
 
-def decide_restore(state: State, command: RestoreEffects, now: int) -> Outcome:
-    del now
+def decide_restore(state: State, command: RestoreEffects, _now: int) -> Outcome:
     found = _find(state, command.at)
     group, tp, _position = found
     lacking = _lacking(state, found, command.ranges)
@@ -167,8 +165,7 @@ def _lacking(state: State, found: _Found, ranges: Iterable[OffsetRange]) -> Rang
     return lacking
 
 
-def apply_opened(state: State, event: InboxOpened, context: RecordContext) -> None:
-    del context
+def apply_opened(state: State, event: InboxOpened, _context: RecordContext) -> None:
     group = state.groups.by_id[event.group_id]
     tp = TopicPartition(event.topic_id, event.partition)
     effects = EffectsRecord(event.base)
@@ -177,16 +174,14 @@ def apply_opened(state: State, event: InboxOpened, context: RecordContext) -> No
     state.groups.position_for_update(group, tp).effects = effects
 
 
-def apply_passed(state: State, event: EffectsPassed, context: RecordContext) -> None:
-    del context
+def apply_passed(state: State, event: EffectsPassed, _context: RecordContext) -> None:
     group = state.groups.by_id[event.group_id]
     tp = TopicPartition(event.topic_id, event.partition)
     for start, end in event.ranges:
         state.groups.position_for_update(group, tp).pass_over(start, end)
 
 
-def apply_restored(state: State, event: EffectsRestored, context: RecordContext) -> None:
-    del context
+def apply_restored(state: State, event: EffectsRestored, _context: RecordContext) -> None:
     group = state.groups.by_id[event.group_id]
     tp = TopicPartition(event.topic_id, event.partition)
     position = state.groups.position_for_update(group, tp)

@@ -293,9 +293,8 @@ def decide_abandon(state: State, command: AbandonLetters, now: int) -> Outcome:
     reason = cut_reason(command.reason)
 
     def abandon(
-        changes: FailureChanges, ref: MessageRef, row: FailedMessage, named: NamedLetters
+        changes: FailureChanges, ref: MessageRef, row: FailedMessage, _named: NamedLetters
     ) -> str:
-        del named
         changes.abandon(ref, row, reason)
         return ""
 
@@ -390,8 +389,7 @@ def held_reason(state: State, row: FailedMessage) -> str:
     return "" if plan is None else f"in plan {plan.name}"
 
 
-def _never(state: State, row: FailedMessage) -> str:
-    del state, row
+def _never(_state: State, _row: FailedMessage) -> str:
     return ""
 
 

@@ -127,8 +127,7 @@ def with_members(state: State, name: str) -> list[ConsumerGroup]:
     ]
 
 
-def decide_alter(state: State, command: AlterGroup, now: int) -> Outcome:
-    del now
+def decide_alter(state: State, command: AlterGroup, _now: int) -> Outcome:
     found = with_members(state, command.group)
     changed, altered = [], []
     for group in found:
@@ -139,8 +138,7 @@ def decide_alter(state: State, command: AlterGroup, now: int) -> Outcome:
     return Outcome(tuple(changed), altered[0])
 
 
-def decide_pause(state: State, command: PauseGroup, now: int) -> Outcome:
-    del now
+def decide_pause(state: State, command: PauseGroup, _now: int) -> Outcome:
     found = with_members(state, command.group)
     topic = state.topics.get(command.topic)
     if command.topic and topic is None:
@@ -168,8 +166,7 @@ def _closes_breaker(group: ConsumerGroup, command: PauseGroup) -> bool:
     return group.breaker is not None and not command.paused and not command.topic
 
 
-def apply_changed(state: State, event: GroupChanged, context: RecordContext) -> None:
-    del context
+def apply_changed(state: State, event: GroupChanged, _context: RecordContext) -> None:
     group = state.groups.by_id[event.group_id]
     group.settings = GroupSettings(*event.settings)
     if not group.settings.flood_keys:
@@ -177,8 +174,7 @@ def apply_changed(state: State, event: GroupChanged, context: RecordContext) -> 
     state.groups.dirty_groups.add(event.group_id)
 
 
-def apply_paused(state: State, event: GroupPaused, context: RecordContext) -> None:
-    del context
+def apply_paused(state: State, event: GroupPaused, _context: RecordContext) -> None:
     group = state.groups.by_id[event.group_id]
     if not event.topic_id:
         group.paused = event.paused

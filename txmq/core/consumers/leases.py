@@ -238,8 +238,7 @@ def decide_expire(state: State, command: ExpireLeases, now: int) -> Outcome:
     return Outcome(tuple(events), ExpireReply(sum(map(len, overdue.values())), more))
 
 
-def apply_expired(state: State, event: LeasesExpired, context: RecordContext) -> None:
-    del context
+def apply_expired(state: State, event: LeasesExpired, _context: RecordContext) -> None:
     group = state.groups.by_id[event.group_id]
     return_rows(state, group, event.rows, died=True)
     for number in event.leases:
@@ -265,8 +264,7 @@ def decide_extend(state: State, command: ExtendLeases, now: int) -> Outcome:
     return Outcome(events, reply)
 
 
-def apply_extended(state: State, event: LeasesExtended, context: RecordContext) -> None:
-    del context
+def apply_extended(state: State, event: LeasesExtended, _context: RecordContext) -> None:
     group = state.groups.by_id[event.group_id]
     for number in event.leases:
         lease = group.leases[number]

@@ -111,8 +111,7 @@ def refuse_edit(found: OpenLetter, *, reverts: bool) -> None:
         )
 
 
-def decide_edit(state: State, command: EditLetter, now: int) -> Outcome:
-    del now
+def decide_edit(state: State, command: EditLetter, _now: int) -> Outcome:
     found = find_open(state, command.group, command.letter, command.expected)
     reverts = command.version is None
     refuse_edit(found, reverts=reverts)

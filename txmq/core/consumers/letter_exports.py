@@ -35,8 +35,7 @@ class NoteExported(NamedTuple):
     by: str
 
 
-def decide_exported(state: State, command: NoteExported, now: int) -> Outcome:
-    del now
+def decide_exported(state: State, command: NoteExported, _now: int) -> Outcome:
     group = find_group(state, command.group)
     found: dict[MessageRef, TopicOffset] = {}
     refused: list[tuple[str, int, int, str]] = []

@@ -62,8 +62,7 @@ class Note(NamedTuple):
         return self.by.partition(":")[0]
 
 
-def decide_note(state: State, command: NoteFingerprint, now: int) -> Outcome:
-    del now
+def decide_note(state: State, command: NoteFingerprint, _now: int) -> Outcome:
     group = find_group(state, command.group)
     if len(command.fingerprint.encode()) > MAX_NAME_BYTES:
         message = f"a fingerprint has at most {MAX_NAME_BYTES} bytes"
@@ -115,8 +114,7 @@ def _note_key(group: ConsumerGroup, fingerprint: str) -> bytes:
     return t.GROUP_KEY.pack(group.group_id) + fingerprint.encode()
 
 
-def decide_save(state: State, command: SaveSelection, now: int) -> Outcome:
-    del now
+def decide_save(state: State, command: SaveSelection, _now: int) -> Outcome:
     known = selection_of(state, command.name)
     if known is None and not command.text:
         raise BadRequest(f"there is no selection {command.name!r}", hint="see txmq dlq select list")

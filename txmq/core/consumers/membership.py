@@ -428,8 +428,7 @@ def decide_leave(state: State, command: LeaveGroup, now: int) -> Outcome:
     return Outcome((left, *rest))
 
 
-def decide_rebalance(state: State, command: Rebalance, now: int) -> Outcome:
-    del now
+def decide_rebalance(state: State, command: Rebalance, _now: int) -> Outcome:
     group = find_group(state, command.group)
     moved = [
         MemberJoined(group.group_id, member.name, member.instance, topics, member.static)
@@ -460,8 +459,7 @@ def _present_topics(state: State, member: GroupMember) -> tuple[int, ...]:
     )
 
 
-def apply_created(state: State, event: GroupCreated, context: RecordContext) -> None:
-    del context
+def apply_created(state: State, event: GroupCreated, _context: RecordContext) -> None:
     settings = GroupSettings(*event.settings)
     group = ConsumerGroup(event.group_id, event.name, settings, event.parent, event.temporary)
     group.set_epochs(event.epochs)
@@ -490,8 +488,7 @@ def apply_left(state: State, event: MemberLeft, context: RecordContext) -> None:
     state.groups.dirty_groups.add(group.group_id)
 
 
-def apply_positions_begun(state: State, event: PositionsBegun, context: RecordContext) -> None:
-    del context
+def apply_positions_begun(state: State, event: PositionsBegun, _context: RecordContext) -> None:
     _begin(state, state.groups.by_id[event.group_id], event.starts)
 
 
@@ -501,8 +498,7 @@ def _begin(state: State, group: ConsumerGroup, starts: tuple[tuple[int, int, int
         state.groups.position_for_update(group, TopicPartition(topic_id, partition))
 
 
-def apply_rebalanced(state: State, event: Rebalanced, context: RecordContext) -> None:
-    del context
+def apply_rebalanced(state: State, event: Rebalanced, _context: RecordContext) -> None:
     group = state.groups.by_id[event.group_id]
     group.generation = event.generation
     _begin(state, group, event.starts)

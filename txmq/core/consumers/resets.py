@@ -62,8 +62,7 @@ class ResetReply(NamedTuple):
     edited: int = 0
 
 
-def decide_reset(state: State, command: ResetPosition, now: int) -> Outcome:
-    del now
+def decide_reset(state: State, command: ResetPosition, _now: int) -> Outcome:
     group = find_group(state, command.group)
     topic = state.topics.get(command.topic)
     if topic is None or not any(tp[0] == topic.topic_id for tp in group.positions):
@@ -204,8 +203,7 @@ def _initial_position(state: State, tp: TopicPartition) -> GroupPosition:
     return GroupPosition(first, first)
 
 
-def apply_begun(state: State, event: ResetBegun, context: RecordContext) -> None:
-    del context
+def apply_begun(state: State, event: ResetBegun, _context: RecordContext) -> None:
     group = state.groups.by_id[event.group_id]
     _begin(state, group, event)
     group.pending_resets.update(

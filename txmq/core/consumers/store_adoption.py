@@ -29,8 +29,7 @@ class AdoptReply(NamedTuple):
     messages: int
 
 
-def decide_adopt(state: State, command: AdoptStore, now: int) -> Outcome:
-    del now
+def decide_adopt(state: State, command: AdoptStore, _now: int) -> Outcome:
     group, store = store_reports.find_store(state, command.group, command.store)
     reply = AdoptReply(store.messages)
     if store.adopted:
@@ -41,8 +40,7 @@ def decide_adopt(state: State, command: AdoptStore, now: int) -> Outcome:
     return Outcome((event,), reply)
 
 
-def apply_adopted(state: State, event: StoreAdopted, context: RecordContext) -> None:
-    del context
+def apply_adopted(state: State, event: StoreAdopted, _context: RecordContext) -> None:
     group = state.groups.by_id[event.group_id]
     store = group.stores.pop(event.store)
     group.stores[event.store] = store  # behind those that were fenced before

@@ -68,8 +68,7 @@ class AbandonNextLetters(NamedTuple):
     plan_id: int
 
 
-def decide_order(state: State, command: AbandonPlan, now: int) -> Outcome:
-    del now
+def decide_order(state: State, command: AbandonPlan, _now: int) -> Outcome:
     plan = find_plan(state, command.name)
     if plan.state is PlanState.ABANDONING or (plan.state is PlanState.DONE and plan.abandons):
         return Outcome(reply=PlanReply(plan.name, state_name(plan)))
@@ -82,8 +81,7 @@ def decide_order(state: State, command: AbandonPlan, now: int) -> Outcome:
     return orders.moves(plan, PlanMoved(plan.plan_id, PlanState.ABANDONING, reason, command.by))
 
 
-def decide_leave(state: State, command: LeavePlan, now: int) -> Outcome:
-    del now
+def decide_leave(state: State, command: LeavePlan, _now: int) -> Outcome:
     plan = find_plan(state, command.name)
     if not command.reason:
         raise BadRequest(NO_REASON, hint="name a reason: the plan tells it")
@@ -155,8 +153,7 @@ def apply_abandoned(state: State, event: PlanLettersAbandoned, context: RecordCo
     key_fences.apply_changes(state, group, event.moves, event.fences, context.stored_at)
 
 
-def apply_left(state: State, event: PlanLettersLeft, context: RecordContext) -> None:
-    del context
+def apply_left(state: State, event: PlanLettersLeft, _context: RecordContext) -> None:
     plan, group = state.plans.by_id[event.plan_id], state.groups.by_id[event.group_id]
     putting_back.leave(state, plan, group, event.letters, LetterOutcome.SKIPPED)
 

@@ -84,8 +84,7 @@ def manifest_digest(state: State, plan: Plan) -> Steps[str]:
     return digest.hexdigest()
 
 
-def decide_add(state: State, command: AddPlanLetters, now: int) -> Outcome:
-    del now
+def decide_add(state: State, command: AddPlanLetters, _now: int) -> Outcome:
     plan = find_plan(state, command.name)
     if plan.state is not PlanState.BUILDING or plan.complete:
         if plan.complete and _has_all(state, plan, command.letters):
@@ -152,8 +151,7 @@ def _not_open(state: State, row: FailedMessage) -> str:
     return failures.closed_reason(row) or failures.held_reason(state, row)
 
 
-def decide_freeze(state: State, command: FreezePlan, now: int) -> Outcome:
-    del now
+def decide_freeze(state: State, command: FreezePlan, _now: int) -> Outcome:
     plan = state.plans.by_id.get(command.plan_id)
     if plan is None or plan.state is not PlanState.BUILDING or not plan.complete:
         return Outcome()
@@ -175,8 +173,7 @@ def _may_start(state: State, plan: Plan) -> bool:
     return wanted and state.groups.by_id[plan.group_id].breaker is None
 
 
-def apply_added(state: State, event: PlanLettersAdded, context: RecordContext) -> None:
-    del context
+def apply_added(state: State, event: PlanLettersAdded, _context: RecordContext) -> None:
     plan = state.plans.by_id[event.plan_id]
     group = state.groups.by_id[plan.group_id]
     for topic_id, partition, offset, why in event.letters:

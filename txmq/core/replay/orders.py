@@ -112,8 +112,7 @@ def no_room(state: State) -> Throttled | None:
     return None
 
 
-def decide_create(state: State, command: CreatePlan, now: int) -> Outcome:
-    del now
+def decide_create(state: State, command: CreatePlan, _now: int) -> Outcome:
     group = find_group(state, command.group)
     known = state.plans.by_name.get(command.name)
     if known is not None:
@@ -141,8 +140,7 @@ def decide_create(state: State, command: CreatePlan, now: int) -> Outcome:
     return Outcome((created,), PlanReply(command.name, PlanState.BUILDING.name.lower()))
 
 
-def decide_approve(state: State, command: ApprovePlan, now: int) -> Outcome:
-    del now
+def decide_approve(state: State, command: ApprovePlan, _now: int) -> Outcome:
     plan = find_plan(state, command.name)
     if not plan.unfinished or not plan.waits_for_approval:
         message = f"plan {plan.name!r} does not wait for an approval"
@@ -174,8 +172,7 @@ def start_of(plan: Plan, by: str) -> PlanMoved:
     return PlanMoved(plan.plan_id, first, "", by)
 
 
-def decide_start(state: State, command: StartPlan, now: int) -> Outcome:
-    del now
+def decide_start(state: State, command: StartPlan, _now: int) -> Outcome:
     plan = find_plan(state, command.name)
     if plan.state in RUNNING:
         return Outcome(reply=_reply(plan))
@@ -188,8 +185,7 @@ def decide_start(state: State, command: StartPlan, now: int) -> Outcome:
     return moves(plan, start_of(plan, command.by))
 
 
-def decide_pause(state: State, command: PausePlan, now: int) -> Outcome:
-    del now
+def decide_pause(state: State, command: PausePlan, _now: int) -> Outcome:
     plan = find_plan(state, command.name)
     if plan.state is PlanState.PAUSED:
         return Outcome(reply=_reply(plan))
@@ -203,8 +199,7 @@ def pause_of(plan: Plan, why: str, by: str = "", resume_to: PlanState | None = N
     return PlanMoved(plan.plan_id, PlanState.PAUSED, why, by, resume_to or plan.state)
 
 
-def decide_resume(state: State, command: ResumePlan, now: int) -> Outcome:
-    del now
+def decide_resume(state: State, command: ResumePlan, _now: int) -> Outcome:
     plan = find_plan(state, command.name)
     if plan.state in RUNNING:
         return Outcome(reply=_reply(plan))
@@ -217,8 +212,7 @@ def decide_resume(state: State, command: ResumePlan, now: int) -> Outcome:
     return moves(plan, resumed)
 
 
-def decide_cancel(state: State, command: CancelPlan, now: int) -> Outcome:
-    del now
+def decide_cancel(state: State, command: CancelPlan, _now: int) -> Outcome:
     plan = find_plan(state, command.name)
     if plan.state is PlanState.CANCELLED:
         return Outcome(reply=_reply(plan))
@@ -227,8 +221,7 @@ def decide_cancel(state: State, command: CancelPlan, now: int) -> Outcome:
     return moves(plan, PlanMoved(plan.plan_id, PlanState.CANCELLED, "by an operator", command.by))
 
 
-def decide_delete(state: State, command: DeletePlan, now: int) -> Outcome:
-    del now
+def decide_delete(state: State, command: DeletePlan, _now: int) -> Outcome:
     plan = find_plan(state, command.name)
     if plan.state not in FINISHED:
         raise refused(plan, "delete", "cancel it first: txmq plan cancel")
@@ -282,8 +275,7 @@ def apply_created(state: State, event: PlanCreated, context: RecordContext) -> N
     )
 
 
-def apply_approved(state: State, event: PlanApproved, context: RecordContext) -> None:
-    del context
+def apply_approved(state: State, event: PlanApproved, _context: RecordContext) -> None:
     plan = state.plans.by_id[event.plan_id]
     plan.approved_by = event.by
     state.plans.dirty.add(plan.plan_id)

@@ -160,8 +160,7 @@ def is_own(state: State, plan: Plan) -> bool:
     return policy is not None and policy.plan_id == plan.plan_id
 
 
-def decide_set(state: State, command: SetPolicy, now: int) -> Outcome:
-    del now
+def decide_set(state: State, command: SetPolicy, _now: int) -> Outcome:
     group = find_group(state, command.group)
     if group.parent or group.settings.mode == "broadcast":
         message = f"{group.name!r} is a broadcast group"
@@ -222,8 +221,7 @@ def apply_planned(state: State, event: PolicyPlanned, context: RecordContext) ->
     _change(state, event.group_id, event.version, **fired)
 
 
-def apply_seen(state: State, event: PolicyVersionSeen, context: RecordContext) -> None:
-    del context
+def apply_seen(state: State, event: PolicyVersionSeen, _context: RecordContext) -> None:
     _change(state, event.group_id, event.version)
 
 

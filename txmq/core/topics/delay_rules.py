@@ -101,8 +101,7 @@ def delayed_batch(
     return event, b"".join(single.data for single in singles)
 
 
-def decide_due(state: State, command: PublishDue, now: int) -> Outcome:
-    del command
+def decide_due(state: State, _command: PublishDue, now: int) -> Outcome:
     ends: dict[TopicPartition, int] = {}
     published: list[tuple[int, int, int]] = []
     queued: list[DelayedQueued] = []
@@ -133,8 +132,7 @@ def _meets_held_key(state: State, message: DelayedMessage) -> bool:
     return bool(state.held_keys[tp]) and key_order.any_held(state, *tp, (key,))
 
 
-def decide_recall(state: State, command: Recall, now: int) -> Outcome:
-    del now
+def decide_recall(state: State, command: Recall, _now: int) -> Outcome:
     if len(command.ids) > MAX_RECALLS:
         raise BadRequest(
             f"recall of {len(command.ids)} messages", hint=f"recall at most {MAX_RECALLS} in a call"
@@ -153,16 +151,14 @@ def decide_recall(state: State, command: Recall, now: int) -> Outcome:
     return Outcome((DelayedRecalled(tuple(ids)),) if ids else (), RecallReply(len(ids)))
 
 
-def decide_relocate(state: State, command: RelocateDelayed, now: int) -> Outcome:
+def decide_relocate(state: State, command: RelocateDelayed, _now: int) -> Outcome:
     """Copy the messages that were not published, recalled or copied meanwhile."""
-    del now
     waiting = [(one, data) for one, data in command.messages if delayed.is_unchanged(state, one)]
     event = DelayedMoved(tuple((one.due, one.position, len(data)) for one, data in waiting))
     return Outcome((event,) if waiting else (), None, b"".join(data for _, data in waiting))
 
 
-def decide_forget(state: State, command: ForgetRecalls, now: int) -> Outcome:
-    del command
+def decide_forget(state: State, _command: ForgetRecalls, now: int) -> Outcome:
     before = state.certain(now) - RECALL_RETENTION
     old = list(islice(delayed.recalls_before(state, before), STEP_MESSAGES))
     return Outcome((RecallsForgotten(tuple(old)),) if old else (), len(old) == STEP_MESSAGES)
@@ -220,8 +216,7 @@ def apply_recalled(state: State, event: DelayedRecalled, context: RecordContext)
         delayed.recall(state, (producer, sequence), context.stored_at)
 
 
-def apply_forgotten(state: State, event: RecallsForgotten, context: RecordContext) -> None:
-    del context
+def apply_forgotten(state: State, event: RecallsForgotten, _context: RecordContext) -> None:
     for at, producer, sequence in event.recalls:
         delayed.forget_recall(state, at, (producer, sequence))
 

@@ -40,8 +40,7 @@ def claim(state: State, producer_id: bytes, user: str) -> tuple[ProducerOwned, .
     return (ProducerOwned(producer_id, user),)
 
 
-def apply_owned(state: State, event: ProducerOwned, context: RecordContext) -> None:
-    del context
+def apply_owned(state: State, event: ProducerOwned, _context: RecordContext) -> None:
     state.producers[event.producer].owner = event.user
     state.dirty_producers.add(event.producer)
 

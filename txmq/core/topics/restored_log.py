@@ -42,13 +42,11 @@ def decide_backup(state: State, command: NoteBackup, now: int) -> Outcome:
     return Outcome((BackupNoted(taken_at),))
 
 
-def apply_backup(state: State, event: BackupNoted, context: RecordContext) -> None:
-    del context
+def apply_backup(state: State, event: BackupNoted, _context: RecordContext) -> None:
     state.backed_up_at = event.taken_at
 
 
-def decide_accept(state: State, command: AcceptRestore, now: int) -> Outcome:
-    del now
+def decide_accept(state: State, command: AcceptRestore, _now: int) -> Outcome:
     if not state.restores:
         raise Conflict("this log was never restored", hint="there is nothing to accept")
     if state.restores[-1].accepted:
@@ -71,8 +69,7 @@ def apply_restored(state: State, event: LogRestored, context: RecordContext) -> 
         state.dirty_topics.add(topic.topic_id)
 
 
-def apply_accepted(state: State, event: RestoreAccepted, context: RecordContext) -> None:
-    del event, context
+def apply_accepted(state: State, _event: RestoreAccepted, _context: RecordContext) -> None:
     *before, last = state.restores
     state.restores = (*before, last._replace(accepted=True))
 

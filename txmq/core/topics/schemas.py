@@ -44,8 +44,7 @@ class ChangedSchema(NamedTuple):
     breaks: list[str]
 
 
-def decide_change(state: State, command: ChangeSchema, now: int) -> Outcome:
-    del now
+def decide_change(state: State, command: ChangeSchema, _now: int) -> Outcome:
     topic = find_changeable(state, command.name)
     old = topic.settings
     schema = old.schema if command.schema is None else command.schema

@@ -167,8 +167,7 @@ class _SharedRecord:
         return producer
 
 
-def decide_skip(state: State, command: SkipSequences, now: int) -> Outcome:
-    del now
+def decide_skip(state: State, command: SkipSequences, _now: int) -> Outcome:
     producer_owners.check_owner(state, command.producer, command.user)
     producer, last = state.producers.get(command.producer), command.sequence - 1
     if producer is None or command.epoch > producer.epoch:

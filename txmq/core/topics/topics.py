@@ -312,8 +312,7 @@ def _check_all_partitions(state: State, more: int) -> None:
     )
 
 
-def decide_create(state: State, command: CreateTopic, now: int) -> Outcome:
-    del now
+def decide_create(state: State, command: CreateTopic, _now: int) -> Outcome:
     _check_not_own(command.name)
     _check_partitions(command.partitions)
     topic = state.topics.get(command.name)
@@ -349,16 +348,14 @@ def _created(state: State, command: CreateTopic) -> Outcome:
     return Outcome(events, TopicView(name, partitions, epoch, topic_id))
 
 
-def decide_alter(state: State, command: AlterTopic, now: int) -> Outcome:
-    del now
+def decide_alter(state: State, command: AlterTopic, _now: int) -> Outcome:
     topic = find_changeable(state, command.name)
     settings = topic.settings._replace(**command.changes)
     events = (TopicAltered(topic.topic_id, settings),) if settings != topic.settings else ()
     return Outcome(events, AlteredTopic(topic_view(topic), settings))
 
 
-def decide_grow(state: State, command: GrowTopic, now: int) -> Outcome:
-    del now
+def decide_grow(state: State, command: GrowTopic, _now: int) -> Outcome:
     topic = find_changeable(state, command.name)
     _check_partitions(command.partitions)
     if command.partitions < len(topic.end_offsets):
@@ -378,8 +375,7 @@ def decide_grow(state: State, command: GrowTopic, now: int) -> Outcome:
     return Outcome((grown,), view)
 
 
-def decide_delete(state: State, command: DeleteTopic, now: int) -> Outcome:
-    del now
+def decide_delete(state: State, command: DeleteTopic, _now: int) -> Outcome:
     topic = find_changeable(state, command.name)
     # a decision would find its topic gone
     _check_no_held_keys(state, topic)
@@ -424,8 +420,7 @@ def _to_be_exported(group: ConsumerGroup, topic: Topic) -> Conflict:
     )
 
 
-def decide_empty(state: State, command: EmptyTopics, now: int) -> Outcome:
-    del now
+def decide_empty(state: State, command: EmptyTopics, _now: int) -> Outcome:
     read = {tp[0] for group in state.groups.by_id.values() for tp in group.positions}
     ids = tuple(one for one in command.topic_ids if one not in read and _is_empty(state, one))
     return Outcome((TopicsEmptied(ids),) if ids else ())
@@ -461,16 +456,14 @@ def apply_created(state: State, event: TopicCreated, context: RecordContext) -> 
     state.dirty_topics.add(event.topic_id)
 
 
-def apply_altered(state: State, event: TopicAltered, context: RecordContext) -> None:
-    del context
+def apply_altered(state: State, event: TopicAltered, _context: RecordContext) -> None:
     topic, settings = state.topics_by_id[event.topic_id], TopicSettings(*event.settings)
     state.schema_characters += len(settings.schema) - len(topic.settings.schema)
     topic.settings = settings
     state.dirty_topics.add(event.topic_id)
 
 
-def apply_grown(state: State, event: TopicGrown, context: RecordContext) -> None:
-    del context
+def apply_grown(state: State, event: TopicGrown, _context: RecordContext) -> None:
     topic = state.topics_by_id[event.topic_id]
     topic.ends_at_growth.append(tuple(topic.end_offsets))
     state.partitions += event.partitions - len(topic.end_offsets)
@@ -479,11 +472,10 @@ def apply_grown(state: State, event: TopicGrown, context: RecordContext) -> None
     state.dirty_topics.add(event.topic_id)
 
 
-def apply_deleted(state: State, event: TopicDeleted, context: RecordContext) -> None:
+def apply_deleted(state: State, event: TopicDeleted, _context: RecordContext) -> None:
     """Free the name. The entries stay until retention removes them, and what groups
     have of the topic until background work has ended it.
     """
-    del context
     topic = state.topics_by_id[event.topic_id]
     topic.deleted = True
     state.schema_characters -= len(topic.settings.schema)
@@ -495,8 +487,7 @@ def apply_deleted(state: State, event: TopicDeleted, context: RecordContext) -> 
     state.dirty_topics.add(event.topic_id)
 
 
-def apply_emptied(state: State, event: TopicsEmptied, context: RecordContext) -> None:
-    del context
+def apply_emptied(state: State, event: TopicsEmptied, _context: RecordContext) -> None:
     for topic_id in event.topic_ids:
         topic = state.topics_by_id[topic_id]
         state.topics_by_id[topic_id] = Topic(topic_id, topic.name, [], topic.epoch, deleted=True)

@@ -285,9 +285,8 @@ def find_expired_conflicts(
 
 
 def apply_conflicts_forgotten(
-    state: State, event: ConflictsForgotten, context: RecordContext
+    state: State, event: ConflictsForgotten, _context: RecordContext
 ) -> None:
-    del context
     table = state.tables[t.CONFLICTS]
     for key, _row in list(table.range(b"", t.TICKET_KEY.pack(event.before))):
         table.delete(key)

@@ -64,8 +64,7 @@ def check_incarnation(state: State, service: str, instance: str, incarnation: in
     raise ProducerFenced(message, hint=hint, detail={"incarnation": incarnation, "current": newest})
 
 
-def register_instance(state: State, command: RegisterInstance, now: int) -> Outcome:
-    del now
+def register_instance(state: State, command: RegisterInstance, _now: int) -> Outcome:
     epoch = (
         current_epoch(state, command.service, command.instance) or state.last_forgotten_epoch
     ) + 1
@@ -110,8 +109,7 @@ def apply_seen(state: State, event: InstancesSeen, context: RecordContext) -> No
         state.tables[t.INSTANCES].put(key, (row[0], context.stored_at))
 
 
-def apply_forgotten(state: State, event: InstancesForgotten, context: RecordContext) -> None:
-    del context
+def apply_forgotten(state: State, event: InstancesForgotten, _context: RecordContext) -> None:
     for key in event.keys:
         row: Any = state.tables[t.INSTANCES].get(key)
         state.last_forgotten_epoch = max(state.last_forgotten_epoch, row[0])

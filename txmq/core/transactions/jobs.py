@@ -230,8 +230,7 @@ def find_expired(
     return JobsForgotten(expired) if expired else None, rows[most][0] if len(rows) > most else None
 
 
-def apply_forgotten(state: State, event: JobsForgotten, context: RecordContext) -> None:
-    del context
+def apply_forgotten(state: State, event: JobsForgotten, _context: RecordContext) -> None:
     for token in event.tokens:
         state.tables[t.JOBS].delete(token)
 

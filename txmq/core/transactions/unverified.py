@@ -53,8 +53,7 @@ def force_decision(state: State, command: ForceDecision, now: int) -> Outcome:
     return outcome._replace(events=(*outcome.events, owed))
 
 
-def compare_decision(state: State, command: CompareDecision, now: int) -> Outcome:
-    del now
+def compare_decision(state: State, command: CompareDecision, _now: int) -> Outcome:
     token, found, by, reason = command
     row = get(state, token)
     if row is None or not indexes.is_listed(state, ListKind.UNVERIFIED, token):
@@ -65,8 +64,7 @@ def compare_decision(state: State, command: CompareDecision, now: int) -> Outcom
     return Outcome((ConflictSeen(token, int(found), by, reason), done))
 
 
-def apply_owed(state: State, event: VerificationOwed, context: RecordContext) -> None:
-    del context
+def apply_owed(state: State, event: VerificationOwed, _context: RecordContext) -> None:
     if event.owed:
         indexes.add_to_list(state, ListKind.UNVERIFIED, event.token)
     else:

@@ -143,10 +143,9 @@ def _is_home(row: Transaction, log_id: bytes) -> bool:
     return isinstance(row.decider, ByHome) and row.decider.log_id == log_id
 
 
-def note_heuristic(state: State, command: NoteHeuristic, now: int) -> Outcome:
+def note_heuristic(state: State, command: NoteHeuristic, _now: int) -> Outcome:
     # Several recoverers may find the same: it is one entry, and none once an operator
     # has cleared it. The reply is True in that case.
-    del now
     if get(state, command.token) is None:
         raise unknown_transaction(command.token)
     known = branches.heuristics(state, command.token)
@@ -161,8 +160,7 @@ def note_heuristic(state: State, command: NoteHeuristic, now: int) -> Outcome:
     return Outcome((seen,), reply=False)
 
 
-def forget_heuristics(state: State, command: ForgetHeuristics, now: int) -> Outcome:
-    del now
+def forget_heuristics(state: State, command: ForgetHeuristics, _now: int) -> Outcome:
     if get(state, command.token) is None:
         raise unknown_transaction(command.token)
     if not branches.has_heuristics(state, command.token):
@@ -187,8 +185,7 @@ def apply_seen(state: State, event: HeuristicSeen, context: RecordContext) -> No
     branches.add_heuristic(state, event.token, Heuristic(*event[1:], context.stored_at))
 
 
-def apply_forgotten(state: State, event: HeuristicForgotten, context: RecordContext) -> None:
-    del context
+def apply_forgotten(state: State, event: HeuristicForgotten, _context: RecordContext) -> None:
     row = get(state, event.token)
     assert row is not None, "a transaction with heuristics does not expire"
     branches.clear_heuristics(state, event.token, row.state)
