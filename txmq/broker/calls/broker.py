@@ -50,7 +50,7 @@ class BrokerCalls:
             "alarms.report": self.report,
         }
 
-    def show(self, call: CallContext, _args: NoArgs) -> None:
+    def show(self, call: CallContext, args: NoArgs) -> None:
         store, state = self._engine.store, self._engine.state
         space = self._engine.disk.space
         incarnation = restores.incarnation(state)
@@ -74,13 +74,13 @@ class BrokerCalls:
             }
         )
 
-    def alarms(self, call: CallContext, _args: NoArgs) -> None:
+    def alarms(self, call: CallContext, args: NoArgs) -> None:
         """List alarms, at once: with a full disk, which is an alarm, nothing becomes
         durable.
         """
         call.answer({"alarms": [alarm._asdict() for alarm in self._alarms.raised()]})
 
-    def send_test_alarm(self, call: CallContext, _args: NoArgs) -> None:
+    def send_test_alarm(self, call: CallContext, args: NoArgs) -> None:
         """Tell all receivers of an alarm that is none, and answer when they had it."""
         by = f" by {call.user}" if call.user else ""
         alarm = Alarm(

@@ -27,7 +27,7 @@ class ClockCalls:
         self._clock = clock
         self.handlers: dict[str, Handler] = {"clock.show": self.show, "clock.confirm": self.confirm}
 
-    def show(self, call: CallContext, _args: NoArgs) -> None:
+    def show(self, call: CallContext, args: NoArgs) -> None:
         call.answer(_view(self._clock.status()))
 
     def confirm(self, call: CallContext, args: ClockConfirm) -> None:

@@ -52,7 +52,7 @@ class ClusterCalls:
         self._view, self._logs = view, logs
         self.handlers: dict[str, Handler] = {"cluster.describe": self.describe}
 
-    def describe(self, call: CallContext, _args: NoArgs) -> None:
+    def describe(self, call: CallContext, args: NoArgs) -> None:
         """List nodes and logs, at once: it is asked when nothing becomes durable."""
         view = self._view()
         nodes = [node._asdict() for node in view.nodes]

@@ -1,7 +1,8 @@
 """The table of control calls. Handlers stand in modules by subject.
 
-A handler gets the call under way and its checked arguments. It answers through `answer`
-with a dict for JSON, now or later.
+A handler gets the call under way and its checked arguments. It returns its reply, a
+dict for JSON, or steps that do; that goes out once all that it rests on is durable. Or
+it returns None, and answers through `answer`, now or later.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from txmq.broker.access.guard import OWN_USER
 from txmq.broker.access.needs import BODIES, CALLS, judging
+from txmq.core.steps import Steps
 from txmq.errors import CorruptRecord, MessagesDamaged, RequestRejected
 from txmq.wire.calls import registry as wire
 from txmq.wire.calls.encoding import encode_call
@@ -20,13 +22,15 @@ from txmq.wire.json import dump
 if TYPE_CHECKING:
     from txmq.broker.access.guard import Rights
     from txmq.broker.engine.engine import Engine
+    from txmq.broker.engine.turn_work import TurnWork
     from txmq.broker.reactor.interfaces import UserRights
     from txmq.broker.reactor.protocol import ClientSession
     from txmq.model.access import Need
     from txmq.wire.frames import Frame
 
 Answer = Callable[[Any], None]  # a dict, or a RequestRejected
-Handler = Callable[["CallContext", Any], None]
+Reply = dict[str, Any] | Steps[dict[str, Any]] | None
+Handler = Callable[["CallContext", Any], Reply]
 
 
 class CallContext(NamedTuple):
@@ -71,10 +75,10 @@ class CallContext(NamedTuple):
 class CallDispatcher:
     """Decodes calls and passes them to their handlers."""
 
-    def __init__(self, handlers: dict[str, Handler], engine: Engine) -> None:
+    def __init__(self, handlers: dict[str, Handler], engine: Engine, turns: TurnWork) -> None:
         missing = wire.CALLS.keys() ^ handlers.keys()
         assert not missing, f"calls without a handler, or the other way round: {sorted(missing)}"
-        self._handlers, self._engine = handlers, engine
+        self._handlers, self._engine, self._turns = handlers, engine, turns
 
     def handle(self, session: ClientSession, frame: Frame) -> None:
         """Execute one call of a client."""
@@ -130,7 +134,11 @@ class CallDispatcher:
 
     def _execute(self, name: str, call: CallContext, args: Any) -> None:  # noqa: ANN401  # the call's own model
         try:
-            self._handlers[name](call, args)
+            reply = self._handlers[name](call, args)
+            if isinstance(reply, dict):
+                self._engine.answer_when_durable(call.answer, reply)
+            elif reply is not None:
+                self._turns.run(call.reader, reply, call.answer)
         except RequestRejected as refused:
             self._engine.answer_when_durable(call.answer, refused)
         except CorruptRecord as error:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from txmq.batch import BatchView, single_row
 from txmq.broker.calls import operators
-from txmq.broker.calls.dispatcher import CallContext, Handler, then, unless_refused
+from txmq.broker.calls.dispatcher import CallContext, Handler, Reply, then, unless_refused
 from txmq.broker.calls.operators import audited, operator_note
 from txmq.broker.calls.pages import page_of
 from txmq.broker.engine.log_reader import read_batches
@@ -190,15 +190,14 @@ class DeadLetterCalls:
             "dlq.saved": self.saved,
         }
 
-    def list_letters(self, call: CallContext, args: wire.DlqList) -> None:
+    def list_letters(self, call: CallContext, args: wire.DlqList) -> Reply:
         if args.after if args.selects else args.cursor is not None:
             raise BadRequest("the page before was of another list", hint=REPEAT)
         if args.selects:
-            self.turns.run(call.reader, self._select(args), call.answer)
-        else:
-            self._list_by_number(call, args)
+            return self._select(args)
+        return self._list_by_number(args)
 
-    def _list_by_number(self, call: CallContext, args: wire.DlqList) -> None:
+    def _list_by_number(self, args: wire.DlqList) -> dict[str, Any]:
         """Answer a client that knows no selections."""
         letters, following = letter_views.list_letters(
             self.state, args.group, args.after, args.limit
@@ -206,7 +205,7 @@ class DeadLetterCalls:
         shown = list(message_view.fit_entries(self._views(letters, bodies=args.bodies)))
         if len(shown) < len(letters):
             following = shown[-1]["number"]
-        self._engine.answer_when_durable(call.answer, {"letters": shown, "next": following})
+        return {"letters": shown, "next": following}
 
     def _select(self, args: wire.DlqList) -> Steps[dict[str, Any]]:
         selected = self.selected(args, args.cursor)
@@ -251,7 +250,7 @@ class DeadLetterCalls:
             raise BadRequest(message, hint="see the selections: txmq dlq select list")
         return SelectionArgs.model_validate_json(note.text)
 
-    def show(self, call: CallContext, args: wire.DlqShow) -> None:
+    def show(self, call: CallContext, args: wire.DlqShow) -> Steps[dict[str, Any]]:
         letter = letter_views.describe_letter(
             self.state, args.group, args.topic, args.partition, args.offset, args.version
         )
@@ -263,13 +262,9 @@ class DeadLetterCalls:
         plan = fields["plan"] or message_lives.last_plan(self.state, args.group, *place)
         if plan is not None:
             wanted.append(AuditList(about=f"plan:{plan}"))
-        shown = with_operations(self._engine, fields, *wanted)
-        self.turns.run(call.reader, shown, call.answer)
+        return with_operations(self._engine, fields, *wanted)
 
-    def stats(self, call: CallContext, args: wire.DlqStats) -> None:
-        self.turns.run(call.reader, self._count(args), call.answer)
-
-    def _count(self, args: wire.DlqStats) -> Steps[dict[str, Any]]:
+    def stats(self, call: CallContext, args: wire.DlqStats) -> Steps[dict[str, Any]]:
         selected = self.selected(args, None)
         group, judge = selected.group, selected.judge()
         chosen = core_selection(selected.args)
@@ -434,10 +429,10 @@ class DeadLetterCalls:
         command = TryLetter(args.group, letter, args.member, operator_note(args))
         self._submit(call, args, command, lambda reply: reply._asdict())
 
-    def tried(self, call: CallContext, args: wire.DlqTried) -> None:
+    def tried(self, call: CallContext, args: wire.DlqTried) -> dict[str, Any]:
         letter = (args.topic, args.partition, args.offset)
         found = outcome_of(self.state, args.group, letter, args.number)
-        self._engine.answer_when_durable(call.answer, found._asdict())
+        return found._asdict()
 
     def note(self, call: CallContext, args: wire.DlqNote) -> None:
         by = operator_note(args)
@@ -450,14 +445,14 @@ class DeadLetterCalls:
         acted = audited(call.name, f"selection:{args.name}", args, command)
         self._engine.submit(acted, then(call.answer, lambda _reply: {}))
 
-    def saved(self, call: CallContext, args: wire.DlqSaved) -> None:
+    def saved(self, call: CallContext, args: wire.DlqSaved) -> dict[str, Any]:
         known = dict(letter_notes.selections(self.state))
         page = page_of(known, args, "selections")
         found = [
             {"name": name, "select": json.loads(known[name].text), **_author(known[name])}
             for name in page.names
         ]
-        self._engine.answer_when_durable(call.answer, {"selections": found, "next": page.following})
+        return {"selections": found, "next": page.following}
 
     def _submit(
         self,

@@ -22,7 +22,6 @@ from txmq.model.keys import key_hash
 
 if TYPE_CHECKING:
     from txmq.broker.engine.engine import Engine
-    from txmq.broker.engine.turn_work import TurnWork
     from txmq.broker.search.catalogue_service import CatalogueService
     from txmq.core.state.consumer_groups import MessageRef
     from txmq.core.steps import Steps
@@ -32,15 +31,15 @@ if TYPE_CHECKING:
 class MessageLifeCalls:
     """Calls that follow single messages and keys."""
 
-    def __init__(self, engine: Engine, catalogues: CatalogueService, turns: TurnWork) -> None:
-        self._engine, self._catalogues, self._turns = engine, catalogues, turns
+    def __init__(self, engine: Engine, catalogues: CatalogueService) -> None:
+        self._engine, self._catalogues = engine, catalogues
         self.handlers: dict[str, Handler] = {
             "message.search": self.search,
             "message.life": self.life,
             "message.deliveries": self.deliveries,
         }
 
-    def search(self, call: CallContext, args: wire.MessageSearch) -> None:
+    def search(self, call: CallContext, args: wire.MessageSearch) -> Steps[dict[str, Any]]:
         by_content = args.key is not None or args.content is not None
         if by_content == (args.id is not None):
             hint = "send either an id alone, or a key, a body, a header or correlations"
@@ -51,20 +50,9 @@ class MessageLifeCalls:
         search = SearchEverywhere(
             self._engine, self._catalogues, wanted, args.after, args.within_ms
         )
-        self._turns.run(call.reader, search.reply(), call.answer)
+        return search.reply()
 
-    def life(self, call: CallContext, args: wire.MessageLife) -> None:
-        self._turns.run(call.reader, self._life(args), call.answer)
-
-    def deliveries(self, call: CallContext, args: wire.MessageDeliveries) -> None:
-        refs: list[MessageRef] = []
-        for name, partition, offset in args.messages:
-            topic = topics.find_topic(self._engine.state, name, partition)
-            refs.append((topic.topic_id, partition, offset))
-        search = DeliverySearch(self._engine, refs, args.after, args.known, args.within_ms)
-        self._turns.run(call.reader, search.reply(), call.answer)
-
-    def _life(self, args: wire.MessageLife) -> Steps[dict[str, Any]]:
+    def life(self, call: CallContext, args: wire.MessageLife) -> Steps[dict[str, Any]]:
         state = self._engine.state
         topic = topics.find_topic(state, args.topic, args.partition)
         ref = (topic.topic_id, args.partition, args.offset)
@@ -88,6 +76,14 @@ class MessageLifeCalls:
             "transaction": self._transaction(message),
             "groups": groups,
         }
+
+    def deliveries(self, call: CallContext, args: wire.MessageDeliveries) -> Steps[dict[str, Any]]:
+        refs: list[MessageRef] = []
+        for name, partition, offset in args.messages:
+            topic = topics.find_topic(self._engine.state, name, partition)
+            refs.append((topic.topic_id, partition, offset))
+        search = DeliverySearch(self._engine, refs, args.after, args.known, args.within_ms)
+        return search.reply()
 
     def _message(self, ref: MessageRef) -> Steps[tuple[dict[str, Any], str | None, int] | None]:
         """Return the fields of a message, its key, and since when it is visible.

@@ -103,7 +103,7 @@ class LogCalls:
         log.info("log.backed_up", taken_at=args.taken_at)
         self._engine.submit(NoteBackup(args.taken_at), then(call.answer, lambda _reply: {}))
 
-    def restores(self, call: CallContext, args: wire.LogRestores) -> None:
+    def restores(self, call: CallContext, args: wire.LogRestores) -> dict[str, Any]:
         """Show the restores of the log, and the ends of the partitions at each."""
         state = self._engine.state
         topics = [
@@ -117,9 +117,7 @@ class LogCalls:
         ]
         shown = [_view(one) for one in state.restores]
         log_id = str(self._engine.store.log_id)
-        self._engine.answer_when_durable(
-            call.answer, {"log_id": log_id, "restores": shown, "topics": topics}
-        )
+        return {"log_id": log_id, "restores": shown, "topics": topics}
 
     def accept(self, call: CallContext, args: wire.RestoreAccept) -> None:
         log.warning("restore.accepted", operator=args.operator, reason=args.reason)

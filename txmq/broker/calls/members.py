@@ -129,12 +129,12 @@ class MemberCalls:
             wanted = wanted._replace(session_us=defaults.session_s * SECOND)
         return wanted
 
-    def heartbeat(self, call: CallContext, args: wire.Heartbeat) -> None:
+    def heartbeat(self, call: CallContext, args: wire.Heartbeat) -> dict[str, Any]:
         reply = group_views.describe_membership(
             self._engine.state, args.group, args.member, args.instance
         )
         self._sessions.heartbeat(call.session, args.group, args.member, args.paused)
-        self._engine.answer_when_durable(call.answer, reply)
+        return reply
 
     def leave(self, call: CallContext, args: wire.MemberArgs) -> None:
         self._sessions.member_left(args.group, args.member)

@@ -17,7 +17,6 @@ from txmq.model.message import message_id
 
 if TYPE_CHECKING:
     from txmq.broker.engine.engine import Engine
-    from txmq.broker.engine.turn_work import TurnWork
     from txmq.broker.search.catalogue_service import CatalogueService
     from txmq.core.state.state import Topic
     from txmq.core.steps import Steps
@@ -31,8 +30,8 @@ SCANNED_ROWS = 10_000  # rows, for one page of a topic's
 class MessageCalls:
     """Calls about messages by id, key, time and place."""
 
-    def __init__(self, engine: Engine, catalogues: CatalogueService, turns: TurnWork) -> None:
-        self._engine, self._catalogues, self._turns = engine, catalogues, turns
+    def __init__(self, engine: Engine, catalogues: CatalogueService) -> None:
+        self._engine, self._catalogues = engine, catalogues
         self.handlers: dict[str, Handler] = {
             "message.recall": self.recall,
             "message.delayed": self.list_delayed,
@@ -47,14 +46,14 @@ class MessageCalls:
             then(call.answer, lambda reply: {"recalled": reply.recalled}),
         )
 
-    def show(self, call: CallContext, args: wire.MessageShow) -> None:
+    def show(self, call: CallContext, args: wire.MessageShow) -> dict[str, Any]:
         """Find a message by its id alone. One that is not found may still be in a
         topic, where `find` looks.
         """
         found = find_by_id(self._engine.store, self._engine.state, args.id, bodies=args.bodies)
-        self._engine.answer_when_durable(call.answer, {"message": found})
+        return {"message": found}
 
-    def find(self, call: CallContext, args: wire.MessageFind) -> None:
+    def find(self, call: CallContext, args: wire.MessageFind) -> Steps[dict[str, Any]]:
         state = self._engine.state
         partition, offset = args.after or (args.partition or 0, args.offset)
         topic = topics.find_topic(state, args.topic, max(partition, args.partition or 0))
@@ -63,8 +62,7 @@ class MessageCalls:
         wanted = SearchQuery(
             args.key, args.id, args.start, args.end, args.limit, args.bodies, args.content
         )
-        steps = self._find(topic, wanted, range(partition, last), offset)
-        self._turns.run(call.reader, steps, call.answer)
+        return self._find(topic, wanted, range(partition, last), offset)
 
     def _find(
         self, topic: Topic, wanted: SearchQuery, partitions: range, offset: int
@@ -102,7 +100,7 @@ class MessageCalls:
         command = SkipSequences(producer, args.epoch, args.sequence, call.user)
         self._engine.submit(command, then(call.answer, lambda _none: {}))
 
-    def list_delayed(self, call: CallContext, args: wire.DelayedList) -> None:
+    def list_delayed(self, call: CallContext, args: wire.DelayedList) -> dict[str, Any]:
         """List delayed messages. Where the named topic has few of many, a page may be
         short, even empty.
         """
@@ -122,9 +120,7 @@ class MessageCalls:
         )
         rest = None if ended or last is None else (last.due, last.position + 1)
         rows = [self._row(waiting) for waiting in found]
-        self._engine.answer_when_durable(
-            call.answer, {"messages": rows, "next": rest, "delayed": state.delayed_count}
-        )
+        return {"messages": rows, "next": rest, "delayed": state.delayed_count}
 
     def _row(self, waiting: ScheduledMessage) -> dict[str, Any]:
         message = waiting.message

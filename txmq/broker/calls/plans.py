@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from txmq.broker.background.plan_service import PlanService
     from txmq.broker.calls.letters import DeadLetterCalls
     from txmq.broker.engine.engine import Engine
+    from txmq.core.steps import Steps
     from txmq.wire.calls import plans as wire
     from txmq.wire.calls.letters import SelectArgs
 
@@ -89,7 +90,7 @@ class PlanCalls:
         acted = audited(call.name, operators.group(args.group), args, command)
         self._engine.submit(acted, then(call.answer, lambda _reply: {}))
 
-    def list_policies(self, call: CallContext, args: wire.PolicyList) -> None:
+    def list_policies(self, call: CallContext, args: wire.PolicyList) -> dict[str, Any]:
         known = {group.name: policy for group, policy in policies(self._state)}
         page = page_of(known, args, "policies")
         described = (
@@ -101,8 +102,7 @@ class PlanCalls:
             for name in page.names
         )
         found = list(fit_entries(described))
-        reply = {"policies": found, "next": _following(page, found, "group")}
-        self._engine.answer_when_durable(call.answer, reply)
+        return {"policies": found, "next": _following(page, found, "group")}
 
     def _describe_policy(self, policy: ReplayPolicy) -> dict[str, Any]:
         plan = self._state.plans.by_id.get(policy.plan_id)
@@ -151,21 +151,20 @@ class PlanCalls:
             raise _nameless("an approval")
         self._order(core.ApprovePlan, call, args)
 
-    def list_plans(self, call: CallContext, args: wire.PlanList) -> None:
+    def list_plans(self, call: CallContext, args: wire.PlanList) -> dict[str, Any]:
         known = self._state.plans.by_name
         page = page_of(known, args, "plans")
         found = list(fit_entries(self._describe(known[name]) for name in page.names))
-        reply = {
+        return {
             "plans": found,
             "next": _following(page, found, "name"),
             "deleting": len(self._state.plans.by_id) - len(known),
         }
-        self._engine.answer_when_durable(call.answer, reply)
 
-    def show(self, call: CallContext, args: wire.PlanName) -> None:
+    def show(self, call: CallContext, args: wire.PlanName) -> dict[str, Any]:
         found = views.describe_whole(self._state, args.name)
         found |= self._progress(self._state.plans.by_name[args.name])
-        self._engine.answer_when_durable(call.answer, found)
+        return found
 
     def _describe(self, plan: Plan) -> dict[str, Any]:
         return views.describe(self._state, plan) | self._progress(plan)
@@ -173,17 +172,16 @@ class PlanCalls:
     def _progress(self, plan: Plan) -> dict[str, Any]:
         return self._service.progress(plan)
 
-    def letters(self, call: CallContext, args: wire.PlanLetters) -> None:
+    def letters(self, call: CallContext, args: wire.PlanLetters) -> dict[str, Any]:
         after = bytes.fromhex(args.cursor or "")
         page = views.page(self._state, args.name, args.outcome, after, args.limit)
         following = None if page.following is None else page.following.hex()
-        reply = {"letters": page.letters, "next": following}
-        self._engine.answer_when_durable(call.answer, reply)
+        return {"letters": page.letters, "next": following}
 
-    def check(self, call: CallContext, args: wire.PlanCheck) -> None:
+    def check(self, call: CallContext, args: wire.PlanCheck) -> Steps[dict[str, Any]]:
         """Judge letters that are not put back yet, as of now."""
         checks = PlanChecks(self._state, self._letters)
-        self._letters.turns.run(call.reader, checks.check(args), call.answer)
+        return checks.check(args)
 
     def _order(
         self, command: Callable[[str, str], object], call: CallContext, args: wire.PlanOrder

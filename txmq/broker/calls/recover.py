@@ -153,10 +153,7 @@ class RecoverCalls:
         orders = [(topics[ref[0]].name, *ref, order.name.lower()) for ref, order in last.orders]
         return {"verdicts": verdicts, "fences": fences, "orders": orders, "more": last.more}
 
-    def list_stores(self, call: CallContext, args: wire.RecoverList) -> None:
-        self._turns.run(call.reader, self._list(args), call.answer)
-
-    def _list(self, args: wire.RecoverList) -> Steps[dict[str, Any]]:
+    def list_stores(self, call: CallContext, args: wire.RecoverList) -> Steps[dict[str, Any]]:
         state = self._engine.state
         if args.group is None:
             groups: list[ConsumerGroup] = [
@@ -185,7 +182,7 @@ class RecoverCalls:
         seen = self._seen.get((group.group_id, bytes.fromhex(view["store"])), 0)
         return view | {"seen_at": max(view["seen_at"], seen)}
 
-    def show(self, call: CallContext, args: wire.RecoverShow) -> None:
+    def show(self, call: CallContext, args: wire.RecoverShow) -> dict[str, Any]:
         state, store_id = self._engine.state, bytes.fromhex(args.store)
         page = store_views.list_messages(state, args.group, store_id, args.after, args.limit)
         messages, following = page
@@ -195,7 +192,7 @@ class RecoverCalls:
             following = _place(shown[-1])
         group = state.groups.by_name[args.group]
         view = self._with_last_report(group, store_views.describe_store(state, group, store_id))
-        self._engine.answer_when_durable(call.answer, view | {"list": shown, "next": following})
+        return view | {"list": shown, "next": following}
 
     def _message_views(
         self, messages: Sequence[store_views.StoredView], *, bodies: bool

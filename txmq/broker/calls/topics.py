@@ -9,7 +9,7 @@ import structlog
 
 from txmq.broker.access.needs import topic as topic_need
 from txmq.broker.calls import operators
-from txmq.broker.calls.dispatcher import CallContext, Handler, then
+from txmq.broker.calls.dispatcher import CallContext, Handler, Reply, then
 from txmq.broker.calls.operators import audited
 from txmq.broker.calls.pages import page_of
 from txmq.broker.engine.log_reader import visible_end
@@ -21,7 +21,6 @@ from txmq.model.own_topics import is_own
 
 if TYPE_CHECKING:
     from txmq.broker.engine.engine import Engine
-    from txmq.broker.engine.turn_work import TurnWork
     from txmq.broker.reactor.interfaces import Clock
     from txmq.config.broker import BrokerSettings
     from txmq.core.audit import Audited
@@ -39,10 +38,8 @@ log = structlog.get_logger()
 class TopicCalls:
     """Calls about topics. `settings` say how topics are made on first use."""
 
-    def __init__(
-        self, engine: Engine, settings: BrokerSettings, clock: Clock, turns: TurnWork
-    ) -> None:
-        self._engine, self._settings, self._clock, self._turns = engine, settings, clock, turns
+    def __init__(self, engine: Engine, settings: BrokerSettings, clock: Clock) -> None:
+        self._engine, self._settings, self._clock = engine, settings, clock
         self.handlers: dict[str, Handler] = {
             "topic.create": self.create,
             "topic.alter": self.alter,
@@ -107,7 +104,7 @@ class TopicCalls:
         command = _audited(call, args, rules.DeleteTopic(args.name))
         self._engine.submit(command, then(call.answer, lambda reply: reply._asdict()))
 
-    def describe(self, call: CallContext, args: topics.TopicNames) -> None:
+    def describe(self, call: CallContext, args: topics.TopicNames) -> Reply:
         """Describe topics, and create missing ones if the call asks for it and the
         broker allows it. The reply waits until all of them are durable.
         """
@@ -130,14 +127,14 @@ class TopicCalls:
             self._engine.answer_when_durable(
                 lambda _none: call.answer(_first_refusal(replies)), None
             )
-            return
+            return None
         views = [_topic_view(rules.topic_view(known[name])) for name in args.names]
         described: dict[str, Any] = {"topics": views}
         if missing:
             described |= {"created": missing, "similar": similar}
             topics = missing[:MOST_LOGGED]
             log.warning("topic.created_at_use", topics=topics, user=call.user, similar=similar)
-        self._engine.answer_when_durable(call.answer, described)
+        return described
 
     def _similar(self, call: CallContext, name: str) -> str:
         """Return the topic that a user may have meant, of those that he may see."""
@@ -145,10 +142,7 @@ class TopicCalls:
             self._engine.state, name, lambda other: call.may(topic_need("describe", other))
         )
 
-    def list_topics(self, call: CallContext, args: topics.TopicList) -> None:
-        self._turns.run(call.reader, self._list(args), call.answer)
-
-    def _list(self, args: topics.TopicList) -> Steps[dict[str, Any]]:
+    def list_topics(self, call: CallContext, args: topics.TopicList) -> Steps[dict[str, Any]]:
         every = self._engine.state.topics
         known = every if args.own else [name for name in every if not is_own(name)]
         page = page_of(known, args, "topics")
@@ -163,13 +157,10 @@ class TopicCalls:
             yield
         return {"topics": found, "next": page.following}
 
-    def show(self, call: CallContext, args: topics.TopicName) -> None:
-        self._turns.run(call.reader, self._show(call, args.name), call.answer)
-
-    def _show(self, call: CallContext, name: str) -> Steps[dict[str, Any]]:
-        topic = self._engine.state.topics.get(name)
+    def show(self, call: CallContext, args: topics.TopicName) -> Steps[dict[str, Any]]:
+        topic = self._engine.state.topics.get(args.name)
         if topic is None:
-            raise rules.unknown_topic(name, self._similar(call, name))
+            raise rules.unknown_topic(args.name, self._similar(call, args.name))
         groups: list[str] = []
         for group in list(self._engine.state.groups.by_name.values()):
             if (topic.topic_id, 0) in group.positions:  # all partitions, or none
@@ -177,7 +168,7 @@ class TopicCalls:
             yield
         ends = yield from self._ends(topic)
         if topic.deleted:
-            raise rules.unknown_topic(name)
+            raise rules.unknown_topic(args.name)
         fields = {
             "firsts": topic.start_offsets[: len(ends)],
             "ends": ends,

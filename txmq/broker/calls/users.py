@@ -78,7 +78,7 @@ class UserCalls:
         acted = audited(call.name, f"user:{args.name}", args, command)
         self._engine.submit(acted, unless_refused(call.answer, answer))
 
-    def list_users(self, call: CallContext, args: users.UserList) -> None:
+    def list_users(self, call: CallContext, args: users.UserList) -> dict[str, Any]:
         by_name = self._engine.state.users.by_name
         known = by_name.keys() if args.name is None else by_name.keys() & {args.name}
         page = page_of(known, args, "users")
@@ -92,9 +92,9 @@ class UserCalls:
             }
             for name in page.names
         ]
-        self._engine.answer_when_durable(call.answer, {"users": found, "next": page.following})
+        return {"users": found, "next": page.following}
 
-    def me(self, call: CallContext, _args: NoArgs) -> None:
+    def me(self, call: CallContext, args: NoArgs) -> None:
         """Answer who the caller is, and what the caller may do."""
         rights = call.rights if call.caller is None else call.caller.rights
         if rights is None:

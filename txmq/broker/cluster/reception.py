@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from txmq.broker.access.guard import FollowersGuard
 from txmq.broker.calls.cluster import ClusterCalls
 from txmq.broker.calls.dispatcher import CallDispatcher
+from txmq.broker.engine.turn_work import TurnWork
 from txmq.broker.reactor.held_sends import HeldSends
 from txmq.broker.reactor.session_factory import SessionFactory
 from txmq.errors import NotLeader, TxmqError
@@ -40,7 +41,7 @@ class Reception:
         self.guard = FollowersGuard(engine, clock)
         answered = ClusterCalls(nodes.view, lambda: engine.state.logs)
         handlers = dict.fromkeys(registry.CALLS, self._refuse) | answered.handlers
-        self._calls = CallDispatcher(handlers, engine)
+        self._calls = CallDispatcher(handlers, engine, TurnWork(engine, clock))
         self.sessions = SessionFactory(
             self._handle,
             self._welcome,
@@ -72,7 +73,7 @@ class Reception:
         except TxmqError as error:
             session.refuse(frame, error)
 
-    def _refuse(self, _call: CallContext, _args: Args) -> None:
+    def _refuse(self, call: CallContext, args: Args) -> None:
         raise self._not_leader()
 
     def _not_leader(self) -> NotLeader:
