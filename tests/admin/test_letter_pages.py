@@ -17,7 +17,6 @@ from tests.broker.calls.test_retry_calls import RetryOffice
 from txmq.admin.console import forms, life
 from txmq.batch import encode, verify
 from txmq.broker.calls import letters as letter_calls
-from txmq.core.events.outcome import Rejected
 from txmq.core.state.plans import Plan
 from txmq.core.topics.sends import StoreBatch
 from txmq.core.users import SetUser
@@ -177,7 +176,7 @@ def test_what_was_done_before_a_refusal_is_said(monkeypatch: pytest.MonkeyPatch)
     def second_refused(name: str, args: Any, answer: Any, *rest: Any) -> None:
         seen.append(name)
         if seen.count("dlq.abandon") == 2:
-            answer(Rejected(Throttled, "the disk is behind", "wait a second"))
+            answer(Throttled("the disk is behind", hint="wait a second"))
         else:
             ask(name, args, answer, *rest)
 

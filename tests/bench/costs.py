@@ -69,9 +69,9 @@ COSTS: Final[dict[str, Cost]] = {
     "one send": Cost(33, 113, 1, 0, 0),
     "one send of a handler": Cost(38, 138, 1, 0, 0),
     "64 outstanding sends": Cost(894, 381, 3, 0, 0),
-    "half message and commit": Cost(158, 271, 2, 0, 0),
-    "row and message": Cost(244, 280, 2, 4, 4),
-    "row and message, asyncio": Cost(368, 280, 2, 4, 4),
+    "half message and commit": Cost(158, 270, 2, 0, 0),
+    "row and message": Cost(244, 279, 2, 4, 4),
+    "row and message, asyncio": Cost(368, 279, 2, 4, 4),
     "64 acked messages": Cost(1358, 244, 2, 0, 0),
     "64 messages with an inbox": Cost(6244, 244, 2, 448, 129),
 }

@@ -17,10 +17,10 @@ from txmq.broker.data_directory.storage import StorageService, open_directory
 from txmq.broker.engine.engine import Engine
 from txmq.client.protocol.transaction.tokens import new_token
 from txmq.config.broker import BrokerSettings
-from txmq.core.events.outcome import Rejected
 from txmq.core.topics.sends import StoreBatch
 from txmq.core.topics.topics import CreateTopic
 from txmq.core.transactions.half_storage import BundleBatch, StorePart
+from txmq.errors import RequestRejected
 from txmq.model.decider import ByChecker
 from txmq.model.message import Message
 from txmq.model.units import HOUR
@@ -127,5 +127,5 @@ def _run_now(function: Any, *args: object) -> Deferred[Any]:
 
 
 def _accepted(reply: object) -> None:
-    if isinstance(reply, Rejected):
+    if isinstance(reply, RequestRejected):
         raise BenchError(f"command rejected: {reply.message}")

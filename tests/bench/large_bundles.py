@@ -20,12 +20,12 @@ from txmq.batch import encode_columns, verify
 from txmq.client.protocol.sender.rows import PART_ROWS
 from txmq.core import machine
 from txmq.core.events.base import Event, RecordContext, encode
-from txmq.core.events.outcome import Rejected
 from txmq.core.state.state import State
 from txmq.core.topics.topics import CreateTopic
 from txmq.core.transactions.decisions import DecideTransaction
 from txmq.core.transactions.half_storage import BundleBatch, StorePart
 from txmq.core.transactions.large_publication import AdvanceBacklog, BacklogStep
+from txmq.errors import RequestRejected
 from txmq.model.decider import ByPostgres
 from txmq.model.keys import partition_of
 from txmq.model.message import COMMIT
@@ -51,7 +51,7 @@ class BareCore:
         """Return the reply to a command; record its times by kind of event."""
         began = time.thread_time()
         outcome = machine.decide(self.state, command, NOW)
-        assert not isinstance(outcome, Rejected), outcome
+        assert not isinstance(outcome, RequestRejected), outcome
         heads = [encode(event) for event in outcome.events]
         decided = (time.thread_time() - began) * 1_000
         for event, head in zip(outcome.events, heads, strict=True):

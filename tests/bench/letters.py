@@ -26,12 +26,13 @@ from txmq.core.consumers.candidates import Candidate, FetchLimits
 from txmq.core.consumers.commands import CandidateRead, Deliver, JoinGroup
 from txmq.core.consumers.fetch_choice import choose_candidates
 from txmq.core.events.consumers import DeadLettered
-from txmq.core.events.outcome import Outcome, Rejected
+from txmq.core.events.outcome import Outcome
 from txmq.core.state import failed_rows
 from txmq.core.state.failed_rows import FailedKind, Move
 from txmq.core.state.state import State
 from txmq.core.topics.sends import StoreBatch
 from txmq.core.topics.topics import CreateTopic
+from txmq.errors import RequestRejected
 from txmq.model.keys import key_hash, partition_of
 from txmq.model.message import Message
 from txmq.model.retry import FailureReport
@@ -69,8 +70,6 @@ def kill(filler: Filler, clock: list[int], count: int) -> None:
         found = choose_candidates(
             engine.state, "g", "m", generation, engine.store.durable, limits, clock[0]
         )
-        if isinstance(found, Rejected):
-            raise BenchError(found.message)
         reads = tuple(CandidateRead(candidate) for candidate in found.candidates)
         filler.submit([Deliver("g", "m", generation, reads)])
         deaths = []
@@ -115,7 +114,7 @@ machine.DECIDERS[Die] = decide_deaths
 
 
 def _died(reply: Any) -> None:
-    if isinstance(reply, Rejected):
+    if isinstance(reply, RequestRejected):
         raise BenchError(f"a message did not die: {reply.message}")
 
 

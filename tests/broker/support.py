@@ -226,7 +226,7 @@ class BrokerInMemory:
             self.clock.advance(seconds / 10)
 
     def ask(self, name: str, /, **args: object) -> Any:
-        """Return the reply to a call from inside the process: a dict or a Rejected."""
+        """Return the reply to a call from this process: a dict, or the refusal."""
         replies: list[Any] = []
         self.assembly.calls.ask(name, args, replies.append)
         self.pass_time(0)

@@ -81,13 +81,13 @@ def test_a_file_with_a_mistake_changes_nothing(file: Path, text: str) -> None:
     broker.assembly.reloading.load = lambda: load_broker(file, {})
     file.write_text(text)
     refused = broker.ask("broker.reload")
-    assert refused.error is BadRequest
+    assert type(refused) is BadRequest
     assert str(file) in f"{refused.message} {refused.hint}"
 
 
 def test_a_broker_without_a_file_says_so() -> None:
     refused = BrokerInMemory().ask("broker.reload")
-    assert (refused.error, refused.hint) == (BadRequest, "start it with --config FILE")
+    assert (type(refused), refused.hint) == (BadRequest, "start it with --config FILE")
 
 
 def test_a_process_takes_over_its_file_on_sighup(file: Path, tmp_path: Path) -> None:

@@ -19,10 +19,10 @@ from txmq.broker.calls import audit as audit_calls
 from txmq.broker.search import everywhere
 from txmq.client.protocol.life_events import events_of, sequence_of
 from txmq.core.audit import Audited, AuditEntry
-from txmq.core.events.outcome import Rejected
 from txmq.core.topics.sends import StoreBatch
 from txmq.core.topics.topics import CreateTopic
 from txmq.core.transactions.xa import DecideByHand
+from txmq.errors import RequestRejected
 from txmq.model.message import Decision, Message, message_id
 from txmq.store.log.segment import segment_path
 
@@ -45,8 +45,8 @@ class InProcessClient:
         self.calls.append(name)
         given = {key: value for key, value in args.items() if value is not None}
         reply = self.office.broker.ask(name, **given)
-        if isinstance(reply, Rejected):
-            raise reply.error(reply.message, hint=reply.hint)
+        if isinstance(reply, RequestRejected):
+            raise reply
         assert isinstance(reply, dict)
         return reply
 

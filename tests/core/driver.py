@@ -9,12 +9,12 @@ from txmq.broker.engine.log_reader import published_batches
 from txmq.core import machine
 from txmq.core.events import base as events
 from txmq.core.events.base import RecordContext
-from txmq.core.events.outcome import Rejected
 from txmq.core.retention.outcome_expiry import ExpireOutcomes
 from txmq.core.state.state import State
 from txmq.core.topics.sends import StoreBatch
 from txmq.core.transactions.half_storage import BundleBatch, StorePart
 from txmq.core.transactions.large_publication import AdvanceBacklog, CheckedPieces
+from txmq.errors import RequestRejected
 from txmq.model.decider import ByBroker, Decider
 from txmq.model.message import Message
 from txmq.model.units import SECOND
@@ -41,7 +41,7 @@ class Driver:
     def do(self, command: object) -> Any:
         """Submit a command, record and apply its events, and return the reply."""
         outcome = machine.decide(self.state, command, self.now)
-        if isinstance(outcome, Rejected):
+        if isinstance(outcome, RequestRejected):
             return outcome
         attachment = outcome.attachment
         for event in outcome.events:
@@ -109,7 +109,7 @@ class Driver:
             born_at=self.now,
         )
         reply = self.do(StoreBatch(topic, 0, partition, data, verify(data)))
-        if not isinstance(reply, Rejected):
+        if not isinstance(reply, RequestRejected):
             self.sequences[producer] = sequence + len(bodies)
         return reply
 

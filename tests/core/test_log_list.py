@@ -9,9 +9,9 @@ import pytest
 
 from tests.core.test_users import Fold
 from txmq.core import machine
-from txmq.core.events.outcome import Rejected
 from txmq.core.log_list import CopyList, DrainLog, ListLogs, RemoveLog
 from txmq.core.topics.topics import CreateTopic, DeleteTopic
+from txmq.errors import RequestRejected
 from txmq.model.cluster import ListedLog, LogList
 
 A, B, C, D = (UUID(int=number) for number in range(1, 5))
@@ -37,7 +37,7 @@ def fold() -> Fold:
 def refused(fold: Fold, command: object) -> str:
     before = fold.state.logs
     reply = fold.do(command)
-    assert isinstance(reply, Rejected)
+    assert isinstance(reply, RequestRejected)
     assert fold.state.logs == before
     return reply.message
 
@@ -133,7 +133,7 @@ def test_a_restored_first_log_makes_later_versions_than_copies_have(fold: Fold) 
     restored = Fold()
     restored.state.logs = listed
     made = machine.decide(restored.state, listing(C), now=listed.version + 1_000_000)
-    assert not isinstance(made, Rejected)
+    assert not isinstance(made, RequestRejected)
     assert made.reply.version > fold.state.logs.version  # type: ignore[attr-defined]  # a list
 
 

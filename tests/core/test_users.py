@@ -7,7 +7,7 @@ from typing import Any
 from tests.broker.access.support import VERIFIER
 from txmq.core import machine, users
 from txmq.core.events.base import KINDS, Event, RecordContext, decode, encode
-from txmq.core.events.outcome import Outcome, Rejected
+from txmq.core.events.outcome import Outcome
 from txmq.core.state.state import State
 from txmq.core.state.users import Token
 from txmq.core.topics.topics import CreateTopic, DeleteTopic, TopicView
@@ -20,7 +20,7 @@ from txmq.core.users import (
     SetQuota,
     SetUser,
 )
-from txmq.errors import NotPermitted
+from txmq.errors import NotPermitted, RequestRejected
 from txmq.model.access import Grant
 from txmq.model.quota import NO_QUOTA, Quota
 from txmq.store.tables import MemoryTables
@@ -39,7 +39,7 @@ class Fold:
 
     def do(self, command: object) -> Any:
         made = machine.decide(self.state, command, 7)
-        if isinstance(made, Rejected):
+        if isinstance(made, RequestRejected):
             return made
         assert isinstance(made, Outcome)
         for event in made.events:
@@ -96,7 +96,7 @@ def test_users_are_the_same_from_the_log_and_from_the_tables() -> None:
 
 def test_the_first_user_is_an_admin_and_the_last_admin_stays() -> None:
     fold = Fold()
-    assert isinstance(fold.do(set_user("shop", "producer")), Rejected)
+    assert isinstance(fold.do(set_user("shop", "producer")), RequestRejected)
     fold.do(set_user("root", "admin"))
     fold.do(set_user("shop", "producer"))
     for command in (
@@ -104,7 +104,7 @@ def test_the_first_user_is_an_admin_and_the_last_admin_stays() -> None:
         SetUser("root", (), None, "root", SECRET, new=False),
     ):
         refused = fold.do(command)
-        assert isinstance(refused, Rejected)
+        assert isinstance(refused, RequestRejected)
         assert "admin" in refused.message
     fold.do(DeleteUser("shop", "root"))
     assert fold.do(DeleteUser("root", "root")) == users.Changed(changed=True)
@@ -114,7 +114,7 @@ def test_the_first_user_is_an_admin_and_the_last_admin_stays() -> None:
 def test_what_is_there_already_changes_nothing_and_what_is_not_is_refused() -> None:
     fold = Fold()
     fold.do(set_user("root", "admin"))
-    assert isinstance(fold.do(set_user("root", "admin")), Rejected)
+    assert isinstance(fold.do(set_user("root", "admin")), RequestRejected)
     assert fold.do(set_user("root", "admin", new=None)) == users.Changed(changed=False)
     fold.do(GrantAccess("root", READ, "root"))
     assert fold.do(GrantAccess("root", READ, "root")) == users.Changed(changed=False)
@@ -124,7 +124,7 @@ def test_what_is_there_already_changes_nothing_and_what_is_not_is_refused() -> N
         DeleteUser("nobody", "root"),
         set_user("nobody", new=False),
     ):
-        assert isinstance(fold.do(command), Rejected)
+        assert isinstance(fold.do(command), RequestRejected)
 
 
 def test_the_topics_that_a_user_makes_count_for_the_quota() -> None:
@@ -136,8 +136,8 @@ def test_the_topics_that_a_user_makes_count_for_the_quota() -> None:
     for name in ("a", "b"):
         assert isinstance(fold.do(CreateTopic(name, 1, user="shop")), TopicView)
     refused = fold.do(CreateTopic("c", 1, user="shop"))
-    assert isinstance(refused, Rejected)
-    assert (refused.error, "2 topics" in refused.message) == (NotPermitted, True)
+    assert isinstance(refused, RequestRejected)
+    assert (type(refused), "2 topics" in refused.message) == (NotPermitted, True)
     assert isinstance(fold.do(CreateTopic("a", 1, user="shop")), TopicView), "it is there"
     fold.do(CreateTopic("d", 1, user="root"))
     fold.do(CreateTopic("e", 1))
@@ -165,5 +165,5 @@ def test_tokens_have_names_of_their_own_and_a_number() -> None:
         RevokeToken("nobody", "t0", "root"),
     ):
         found = fold.do(refused)
-        assert isinstance(found, Rejected)
+        assert isinstance(found, RequestRejected)
         assert found.hint

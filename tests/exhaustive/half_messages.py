@@ -14,10 +14,10 @@ from typing import NamedTuple, Self
 
 from tests.core.driver import Driver, token
 from txmq.core.events.base import Booted
-from txmq.core.events.outcome import Rejected
 from txmq.core.topics.topics import CreateTopic
 from txmq.core.transactions import model
 from txmq.core.transactions.decisions import DecideTransaction
+from txmq.errors import RequestRejected
 from txmq.model.bundle import BundleState
 from txmq.model.decider import ByPostgres
 from txmq.model.message import Decision
@@ -397,7 +397,7 @@ def _decide(world: HalfWorld, me: Producer, outcome: Decision) -> None:
         world.note("a bundle waits for an earlier ticket")
     if before in (BundleState.PUBLISHED, BundleState.ROLLED_BACK):
         world.note("a decision came twice")
-        assert not isinstance(reply, Rejected), "decisions that contradict one another"
+        assert not isinstance(reply, RequestRejected), "decisions that contradict one another"
 
 
 def may_flush(world: HalfWorld) -> bool:

@@ -52,7 +52,7 @@ from txmq.core.consumers import (
 )
 from txmq.core.events.consumers import PositionReset, RetriesChanged
 from txmq.core.events.letters import LetterEdited
-from txmq.core.events.outcome import Outcome, Rejected
+from txmq.core.events.outcome import Outcome
 from txmq.core.events.plans import PlanCreated, PolicyPlanned
 from txmq.core.replay import orders
 from txmq.core.retention import broker_time
@@ -70,6 +70,7 @@ from txmq.core.state.positions import EffectsRecord
 from txmq.core.topics import delay_rules, delayed, key_order, sends, topics
 from txmq.core.transactions import batched, decisions, jobs, large_bundles, model, timers, xa
 from txmq.core.transactions.decisions import DecideTransaction
+from txmq.errors import RequestRejected
 from txmq.model.bundle import BundleState
 from txmq.model.message import Decision
 from txmq.recover.local import Change, State
@@ -207,8 +208,8 @@ def _delivery_but_no_duplicate(self: Any, place: Any, state: int, *after: Any) -
     return None if state == DUPLICATE else _delivery(self, place, state, *after)
 
 
-def _change_without_message(state: Any, audited: Any, now: int, decide: Any) -> Any:
-    return decide(state, audited.command, now)
+def _change_without_message(state: Any, audited: Any, now: int, deciders: Any) -> Any:
+    return deciders[type(audited.command)](state, audited.command, now)
 
 
 def _put_without_sync(self: Any, messages: Any) -> None:
@@ -358,7 +359,7 @@ def _recall_nothing(state: Any, found: delayed.DelayedId, at: int) -> None:
 def _store_all_or_none(state: Any, command: Any, now: int) -> Any:
     made = batched.store_bundles(state, command, now)
     replies: Any = made.reply
-    refused = any(isinstance(reply, Rejected) for reply in replies)
+    refused = any(isinstance(reply, RequestRejected) for reply in replies)
     return made._replace(events=()) if refused else made
 
 

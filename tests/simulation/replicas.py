@@ -29,12 +29,18 @@ from txmq.broker.data_directory.retention_service import RetentionService
 from txmq.broker.data_directory.storage import StorageService, open_directory
 from txmq.broker.engine.engine import Engine
 from txmq.config.broker import BrokerSettings, RetentionSettings
-from txmq.core.events.outcome import Rejected
 from txmq.core.retention.log_floor import topic_floor
 from txmq.core.state import log_pins
 from txmq.core.topics.sends import StoreBatch
 from txmq.core.topics.topics import CreateTopic
-from txmq.errors import BrokerUnavailable, DiskFull, NodeEnded, ReadOnly, StoreClosed
+from txmq.errors import (
+    BrokerUnavailable,
+    DiskFull,
+    NodeEnded,
+    ReadOnly,
+    RequestRejected,
+    StoreClosed,
+)
 from txmq.model.message import Message
 from txmq.store.backup import LogExtent
 from txmq.store.filesystem import ReadableFile, RealFileSystem
@@ -429,7 +435,7 @@ class Replicas:
     def note(self, number: int, reply: object) -> None:
         if isinstance(reply, SendReceipt):
             self.receipts[number] = reply.offset
-        elif not isinstance(reply, Rejected) or reply.error is not ReadOnly:
+        elif not isinstance(reply, RequestRejected) or type(reply) is not ReadOnly:
             self.failed.append(Failure(InvariantBroken(f"the reply to {number} is {reply!r}")))
 
     def run(self) -> Counter[str]:

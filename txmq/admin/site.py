@@ -17,8 +17,7 @@ from txmq.admin.http_values import (
 from txmq.admin.metrics.exposition import CONTENT_TYPE, Metrics
 from txmq.admin.metrics.partitions import PartitionMetrics
 from txmq.admin.routes import PREFIX, call_of, one_of_each
-from txmq.core.events.outcome import Rejected
-from txmq.errors import NotPermitted, RemoteProtocolError, TxmqError
+from txmq.errors import NotPermitted, RemoteProtocolError, RequestRejected, TxmqError
 from txmq.model.access import Need
 
 if TYPE_CHECKING:
@@ -91,8 +90,9 @@ class AdminSite:
             return
 
         def answer(reply: object) -> None:
-            if isinstance(reply, Rejected):  # reading calls are refused only for missing objects
-                respond(error_reply(404, reply.error.__name__, reply.message, reply.hint))
+            # reading calls are refused only for missing objects
+            if isinstance(reply, RequestRejected):
+                respond(error_reply(404, type(reply).__name__, reply.message, reply.hint))
             else:
                 respond(json_reply(reply))
 

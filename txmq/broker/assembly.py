@@ -190,7 +190,7 @@ class Assembly:
             self._log_list,
             self.log,
             BrokerCalls(engine, settings, self.alarms, self.statistics, self._throttled),
-            TopicCalls(engine, settings.broker, self._clock, turns),
+            TopicCalls(engine, settings.broker, self._clock),
             MemberCalls(
                 engine,
                 self._members,
@@ -199,24 +199,25 @@ class Assembly:
                 random=random,
                 version_joined=self._policies.member_joined,
             ),
-            GroupCalls(engine, self._members, turns, self.paces),
+            GroupCalls(engine, self._members, self.paces),
             letters,
             LetterEditCalls(engine),
             RedriveCalls(engine, letters, turns),
             PlanCalls(engine, letters, self._plans),
             RecoverCalls(engine, turns),
             InboxCalls(engine),
-            TransactionCalls(engine, self.checks, self._polls, resolvers, turns),
+            TransactionCalls(engine, self.checks, self._polls, resolvers),
             XaCalls(engine, self.listeners, resolvers),
-            MessageCalls(engine, self.catalogues, turns),
-            MessageLifeCalls(engine, self.catalogues, turns),
-            AuditCalls(engine, turns),
+            MessageCalls(engine, self.catalogues),
+            MessageLifeCalls(engine, self.catalogues),
+            AuditCalls(engine),
             UserCalls(engine, self.guard, self._users_changed),
             self.reloading,
         )
         return CallDispatcher(
             {name: handler for part in parts for name, handler in part.handlers.items()},
-            lambda: engine.state,
+            engine,
+            turns,
         )
 
     def _listen(self, engine: Engine) -> None:

@@ -14,7 +14,6 @@ import structlog
 from pydantic import BaseModel
 
 from txmq.config.broker import public_settings
-from txmq.core.events.outcome import Rejected
 from txmq.errors import BadRequest, ConfigError
 
 if TYPE_CHECKING:
@@ -103,13 +102,11 @@ class SettingsReload:
         except ConfigError as error:
             log.error("settings.not_reloaded", error=str(error))  # noqa: TRY400  # no bug of ours
 
-    def _show(self, call: CallContext, args: NoArgs) -> None:
-        del args
+    def _show(self, call: CallContext, _args: NoArgs) -> None:
         call.answer({"settings": public_settings(self._settings)})
 
-    def _answer(self, call: CallContext, args: NoArgs) -> None:
-        del args
+    def _answer(self, call: CallContext, _args: NoArgs) -> None:
         try:
             call.answer(self.reload()._asdict())
         except ConfigError as error:
-            call.answer(Rejected(BadRequest, error.message, error.hint))
+            call.answer(BadRequest(error.message, hint=error.hint))

@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from txmq.batch import encode_one
 from txmq.core.events.audit import AuditStored, OperatorActed
 from txmq.core.events.base import KINDS
-from txmq.core.events.outcome import Appliers, Outcome, Rejected
+from txmq.core.events.outcome import Appliers, Deciders, Outcome
 from txmq.core.events.topics import TopicAltered, TopicCreated
 from txmq.core.state import log_pins
 from txmq.core.state.state import FIRST_OWN_ID, TopicSettings
 from txmq.core.topics import lost_batches
+from txmq.errors import RequestRejected
 from txmq.model import limits
 from txmq.model.message import Message
 from txmq.model.own_topics import AUDIT
@@ -26,7 +27,7 @@ from txmq.model.units import DAY
 from txmq.store import tables as t
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from txmq.core.events.base import Event, RecordContext
     from txmq.core.state.state import State
@@ -81,16 +82,12 @@ def topic_events(state: State) -> tuple[Event, ...]:
     )
 
 
-def decide_audited(
-    state: State,
-    audited: Audited,
-    now: int,
-    decide: Callable[[State, Any, int], Outcome | Rejected],
-) -> Outcome | Rejected:
+def decide_audited(state: State, audited: Audited, now: int, deciders: Deciders) -> Outcome:
     """Decide a command, and add the audit message to what it changes."""
-    is_noted = isinstance(audited.command, Noted)
-    made = Outcome() if is_noted else decide(state, audited.command, now)
-    if isinstance(made, Rejected) or not (made.events or is_noted):
+    command = audited.command
+    is_noted = isinstance(command, Noted)
+    made = Outcome() if is_noted else deciders[type(command)](state, command, now)
+    if not (made.events or is_noted):
         return made
     before = topic_events(state)
     topic = state.topics.get(AUDIT)
@@ -170,8 +167,8 @@ def numbers_of(reply: object) -> dict[str, Any]:
     """Return a reply in numbers and words: of lists their length, of nested values
     nothing. A refusal that was recorded, such as a conflict, is named.
     """
-    if isinstance(reply, Rejected):
-        return {"refused": reply.error.__name__}
+    if isinstance(reply, RequestRejected):
+        return {"refused": type(reply).__name__}
     fields = reply._asdict() if isinstance(reply, tuple) and hasattr(reply, "_asdict") else {}
     found: dict[str, Any] = {}
     for name, value in fields.items():

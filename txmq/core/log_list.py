@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from uuid import UUID
 
 from txmq.core.events.cluster import LogsListed
-from txmq.core.events.outcome import Appliers, Deciders, Outcome, Rejected
+from txmq.core.events.outcome import Appliers, Deciders, Outcome
 from txmq.core.state.state import FIRST_OWN_ID
 from txmq.errors import BadRequest
 from txmq.model.cluster import ListedLog, LogList
@@ -63,38 +63,34 @@ class CopyList(NamedTuple):
     copy: LogList
 
 
-def decide_list(state: State, command: ListLogs, now: int) -> Outcome | Rejected:
+def decide_list(state: State, command: ListLogs, now: int) -> Outcome:
     known = {log.log_id: log for log in state.logs.logs}
-    if refused := _refuse_elsewhere(state, command.own):
-        return refused
+    _refuse_elsewhere(state, command.own)
     if not known and (command.logs[0][0] != command.own or len(command.logs) == 1):
-        return Rejected(BadRequest, "a new list begins with this log, and has others", SHOW)
+        raise BadRequest("a new list begins with this log, and has others", hint=SHOW)
     for log_id, addresses in command.logs:
         before = known.get(log_id)
         if before is None:
             if state.logs.logs and command.together:
-                return Rejected(
-                    BadRequest,
+                raise BadRequest(
                     "keys are not spread anew: the list has been begun",
-                    "leave --together out: topics keep their logs, and new ones use all",
+                    hint="leave --together out: topics keep their logs, and new ones use all",
                 )
             since = 0 if command.together or log_id == command.own else state.next_topic_id
             known[log_id] = ListedLog(log_id, addresses, since)
         elif before.addresses != addresses:
             if not command.moved:
-                return Rejected(
-                    BadRequest,
-                    f"log {log_id} is listed already, at {before.addresses}",
-                    f"is {addresses} a node of it, or a copy? if the log has moved there: --moved",
+                message = f"log {log_id} is listed already, at {before.addresses}"
+                hint = (
+                    f"is {addresses} a node of it, or a copy? if the log has moved there: --moved"
                 )
+                raise BadRequest(message, hint=hint)
             known[log_id] = before._replace(addresses=addresses)
     return _listed(state, tuple(known.values()), now)
 
 
-def decide_drain(state: State, command: DrainLog, now: int) -> Outcome | Rejected:
+def decide_drain(state: State, command: DrainLog, now: int) -> Outcome:
     found = _find(state, command.own, command.log_id)
-    if isinstance(found, Rejected):
-        return found
     if found.is_drained:
         return Outcome(reply=state.logs)
     logs = tuple(
@@ -102,64 +98,58 @@ def decide_drain(state: State, command: DrainLog, now: int) -> Outcome | Rejecte
         for log in state.logs.logs
     )
     if all(log.is_drained for log in logs):
-        return Rejected(
-            BadRequest, "all other logs are drained", "add a log before: txmq cluster add-log"
+        raise BadRequest(
+            "all other logs are drained", hint="add a log before: txmq cluster add-log"
         )
     return _listed(state, logs, now)
 
 
-def decide_remove(state: State, command: RemoveLog, now: int) -> Outcome | Rejected:
+def decide_remove(state: State, command: RemoveLog, now: int) -> Outcome:
     found = _find(state, command.own, command.log_id)
-    if isinstance(found, Rejected):
-        return found
     if not found.is_drained or found is state.logs.logs[0]:
-        return Rejected(
-            BadRequest,
-            f"log {found.log_id} is not drained, or is the first one",
-            "the first one stays; of others: txmq cluster drain-log, and wait until it is empty",
-        )
+        message = f"log {found.log_id} is not drained, or is the first one"
+        hint = "the first one stays; of others: txmq cluster drain-log, and wait until it is empty"
+        raise BadRequest(message, hint=hint)
     topics = _topics_with_keys(state, found)
     if topics:
-        return Rejected(
-            BadRequest,
+        raise BadRequest(
             f"log {found.log_id} has keys of {len(topics)} topics, such as {topics[0]!r}",
-            "it stays listed while there are topics from before it was drained",
+            hint="it stays listed while there are topics from before it was drained",
         )
     return _listed(state, tuple(log for log in state.logs.logs if log is not found), now)
 
 
-def decide_copy(state: State, command: CopyList, now: int) -> Outcome | Rejected:
-    del now
+def decide_copy(state: State, command: CopyList, _now: int) -> Outcome:
     known, ids = state.logs, [log.log_id for log in command.copy.logs]
     if known.logs and known.logs[0].log_id != ids[0]:
-        return Rejected(
-            BadRequest,
+        raise BadRequest(
             f"this log is listed by another one, at {known.logs[0].addresses}",
-            "a log is in one list",
+            hint="a log is in one list",
         )
     if command.own not in ids[1:]:
-        return Rejected(BadRequest, "this log has no copy of that list", SHOW)
+        raise BadRequest("this log has no copy of that list", hint=SHOW)
     if command.copy.version <= known.version:
         return Outcome(reply=known)
     return _recorded(command.copy)
 
 
-def _refuse_elsewhere(state: State, own: UUID) -> Rejected | None:
+def _refuse_elsewhere(state: State, own: UUID) -> None:
     """Refuse a change of a list that another log keeps."""
     logs = state.logs.logs
     if not logs or logs[0].log_id == own:
-        return None
-    return Rejected(
-        BadRequest,
+        return
+    raise BadRequest(
         f"the list is kept by its first log, at {logs[0].addresses}",
-        f"use it there: --broker txmq://{logs[0].addresses}",
+        hint=f"use it there: --broker txmq://{logs[0].addresses}",
     )
 
 
-def _find(state: State, own: UUID, log_id: UUID) -> ListedLog | Rejected:
+def _find(state: State, own: UUID, log_id: UUID) -> ListedLog:
+    _refuse_elsewhere(state, own)
     found = next((log for log in state.logs.logs if log.log_id == log_id), None)
-    unknown = Rejected(BadRequest, f"there is no log {log_id} in the list", SHOW)
-    return _refuse_elsewhere(state, own) or found or unknown
+    if found is None:
+        raise BadRequest(f"there is no log {log_id} in the list", hint=SHOW)
+    return found
 
 
 def _topics_with_keys(state: State, log: ListedLog) -> list[str]:
@@ -170,15 +160,14 @@ def _topics_with_keys(state: State, log: ListedLog) -> list[str]:
     ]
 
 
-def _listed(state: State, logs: tuple[ListedLog, ...], now: int) -> Outcome | Rejected:
+def _listed(state: State, logs: tuple[ListedLog, ...], now: int) -> Outcome:
     if logs == state.logs.logs:
         return Outcome(reply=state.logs)
     characters = sum(len(log.addresses) for log in logs)
     if len(logs) > MOST_LOGS or characters > MOST_CHARACTERS:
-        return Rejected(
-            BadRequest,
+        raise BadRequest(
             f"{len(logs)} logs with addresses of {characters} characters are too many",
-            f"a list has up to {MOST_LOGS}, with {MOST_CHARACTERS} characters of addresses",
+            hint=f"a list has up to {MOST_LOGS}, with {MOST_CHARACTERS} characters of addresses",
         )
     # Copies may have a later version than a first log that was restored from a backup.
     version = max(state.logs.version + 1, now)
@@ -189,8 +178,7 @@ def _recorded(listed: LogList) -> Outcome:
     return Outcome((LogsListed(listed.version, listed.rows),), reply=listed)
 
 
-def apply_listed(state: State, event: LogsListed, context: RecordContext) -> None:
-    del context
+def apply_listed(state: State, event: LogsListed, _context: RecordContext) -> None:
     state.logs = LogList.of(*event)
 
 

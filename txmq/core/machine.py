@@ -60,9 +60,10 @@ from txmq.core.transactions import (
     unverified,
     xa,
 )
+from txmq.errors import RequestRejected
 
 if TYPE_CHECKING:
-    from txmq.core.events.outcome import Appliers, Deciders, Outcome, Rejected
+    from txmq.core.events.outcome import Appliers, Deciders, Outcome
     from txmq.core.state.state import State
 
 RULES = (
@@ -88,8 +89,8 @@ def apply_booted(state: State, event: Booted, context: RecordContext) -> None:
     restart.apply_booted(state, context)
 
 
-def decide_with_audit(state: State, command: Audited, now: int) -> Outcome | Rejected:
-    return decide_audited(state, command, now, decide)
+def decide_with_audit(state: State, command: Audited, now: int) -> Outcome:
+    return decide_audited(state, command, now, DECIDERS)
 
 
 def apply_acted(state: State, event: OperatorActed, context: RecordContext) -> None:
@@ -107,11 +108,14 @@ for _module in RULES:
     APPLIERS.update(_module.APPLIERS)
 
 
-def decide(state: State, command: object, now: int) -> Outcome | Rejected:
-    """Return the outcome of a command at the time `now` (µs). The state stays the
-    same.
+def decide(state: State, command: object, now: int) -> Outcome | RequestRejected:
+    """Return the outcome of a command at the time `now` (µs), or its refusal. The state
+    stays the same.
     """
-    return DECIDERS[type(command)](state, command, now)
+    try:
+        return DECIDERS[type(command)](state, command, now)
+    except RequestRejected as refused:
+        return refused
 
 
 def apply(state: State, event: Event, context: RecordContext) -> None:

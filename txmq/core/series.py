@@ -71,13 +71,11 @@ def stored(state: State) -> Iterator[StoredStep]:
         yield StoredStep(t.SERIES_KEY.unpack(key)[0], step, named)
 
 
-def decide_note(state: State, command: NoteSeries, now: int) -> Outcome:
-    del state, now
+def decide_note(_state: State, command: NoteSeries, _now: int) -> Outcome:
     return Outcome((SeriesNoted(*command),), lazy=True)
 
 
-def apply_noted(state: State, event: SeriesNoted, context: RecordContext) -> None:
-    del context
+def apply_noted(state: State, event: SeriesNoted, _context: RecordContext) -> None:
     step, series = event
     means = tuple((name, (mean(values),)) for name, values in series)
     table = state.tables[t.SERIES]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from txmq.core.events.outcome import Appliers, Deciders, Outcome, Rejected
+from txmq.core.events.outcome import Appliers, Deciders, Outcome
 from txmq.core.events.users import (
     AccessGranted,
     AccessRevoked,
@@ -114,29 +114,32 @@ class Changed(NamedTuple):
     changed: bool
 
 
-def find_user(state: State, name: str) -> User | Rejected:
+def find_user(state: State, name: str) -> User:
     """Return a user."""
     user = state.users.by_name.get(name)
     if user is None:
-        return Rejected(UnknownUser, f"there is no user {name!r}", "see the users: txmq user list")
+        raise _unknown_user(name)
     return user
 
 
-def decide_set(state: State, command: SetUser, now: int) -> Outcome | Rejected:
-    del now
+def _unknown_user(name: str) -> UnknownUser:
+    return UnknownUser(f"there is no user {name!r}", hint="see the users: txmq user list")
+
+
+def decide_set(state: State, command: SetUser, _now: int) -> Outcome:
     users = state.users
     before = users.by_name.get(command.name)
     if before is None and command.new is False:
-        return find_user(state, command.name)  # type: ignore[return-value]  # a Rejected
+        raise _unknown_user(command.name)
     if before is not None and command.new:
         hint = "change the password: txmq user password; or the roles: txmq user roles"
-        return Rejected(BadRequest, f"there is a user {command.name!r} already", hint)
+        raise BadRequest(f"there is a user {command.name!r} already", hint=hint)
     if before is None and len(users.by_name) >= MAX_USERS:
-        return Rejected(BadRequest, f"there are {MAX_USERS} users already", "delete some")
+        raise BadRequest(f"there are {MAX_USERS} users already", hint="delete some")
     roles = command.roles if command.roles is not None else before.roles if before else ()
     if "admin" not in roles and not users.admins - {command.name}:
         hint = "add a user with --role admin first"
-        return Rejected(BadRequest, f"without {command.name!r} there is no admin", hint)
+        raise BadRequest(f"without {command.name!r} there is no admin", hint=hint)
     verifier = command.verifier
     if verifier is None:
         verifier = () if before is None else before.verifier
@@ -149,99 +152,80 @@ def decide_set(state: State, command: SetUser, now: int) -> Outcome | Rejected:
     )
 
 
-def decide_delete(state: State, command: DeleteUser, now: int) -> Outcome | Rejected:
-    del now
-    user = find_user(state, command.name)
-    if isinstance(user, Rejected):
-        return user
+def decide_delete(state: State, command: DeleteUser, _now: int) -> Outcome:
+    find_user(state, command.name)
     users = state.users
     if users.admins == {command.name} and len(users.by_name) > 1:
         message = f"{command.name!r} is the last admin"
-        return Rejected(BadRequest, message, "add another admin, or delete the other users first")
+        raise BadRequest(message, hint="add another admin, or delete the other users first")
     return Outcome((UserDeleted(command.name, command.by),), reply=Changed(changed=True))
 
 
-def decide_grant(state: State, command: GrantAccess, now: int) -> Outcome | Rejected:
-    del now
+def decide_grant(state: State, command: GrantAccess, _now: int) -> Outcome:
     user = find_user(state, command.user)
-    if isinstance(user, Rejected):
-        return user
     if command.grant in user.grants:
         return Outcome(reply=Changed(changed=False))
     if len(user.grants) >= MAX_GRANTS:
         message = f"user {command.user!r} has {MAX_GRANTS} grants already"
-        return Rejected(BadRequest, message, "grant prefixes (topic:orders.*), or a role")
+        raise BadRequest(message, hint="grant prefixes (topic:orders.*), or a role")
     return Outcome(
         (AccessGranted(command.user, *command.grant, command.by),), reply=Changed(changed=True)
     )
 
 
-def decide_revoke(state: State, command: RevokeAccess, now: int) -> Outcome | Rejected:
-    del now
+def decide_revoke(state: State, command: RevokeAccess, _now: int) -> Outcome:
     user = find_user(state, command.user)
-    if isinstance(user, Rejected):
-        return user
     if command.grant not in user.grants:
         message = f"user {command.user!r} has no grant {' '.join(command.grant)!r}"
-        return Rejected(BadRequest, message, "see the grants: txmq acl list; roles are no grants")
+        raise BadRequest(message, hint="see the grants: txmq acl list; roles are no grants")
     return Outcome(
         (AccessRevoked(command.user, *command.grant, command.by),), reply=Changed(changed=True)
     )
 
 
-def decide_quota(state: State, command: SetQuota, now: int) -> Outcome | Rejected:
-    del now
+def decide_quota(state: State, command: SetQuota, _now: int) -> Outcome:
     user = find_user(state, command.user)
-    if isinstance(user, Rejected):
-        return user
     quota = user.quota._replace(**command.changes)
     if quota == user.quota:
         return Outcome(reply=Changed(changed=False))
     return Outcome((QuotaSet(command.user, tuple(quota), command.by),), reply=Changed(changed=True))
 
 
-def decide_token(state: State, command: MakeToken, now: int) -> Outcome | Rejected:
+def decide_token(state: State, command: MakeToken, now: int) -> Outcome:
     user = find_user(state, command.user)
-    if isinstance(user, Rejected):
-        return user
     if any(command.token == token.name for token in user.tokens):
         message = f"user {command.user!r} has a token {command.token!r} already"
-        return Rejected(BadRequest, message, "use another name, or revoke it: txmq user token")
+        raise BadRequest(message, hint="use another name, or revoke it: txmq user token")
     if len(user.tokens) >= MAX_TOKENS:
         message = f"user {command.user!r} has {MAX_TOKENS} tokens already"
-        return Rejected(BadRequest, message, "revoke some: txmq user token revoke")
+        raise BadRequest(message, hint="revoke some: txmq user token revoke")
     made = TokenMade(
         command.user, command.token, command.digest, now + command.duration, command.by
     )
     return Outcome((made,), reply=Changed(changed=True))
 
 
-def decide_revoke_token(state: State, command: RevokeToken, now: int) -> Outcome | Rejected:
-    del now
+def decide_revoke_token(state: State, command: RevokeToken, _now: int) -> Outcome:
     user = find_user(state, command.user)
-    if isinstance(user, Rejected):
-        return user
     if all(command.token != token.name for token in user.tokens):
         message = f"user {command.user!r} has no token {command.token!r}"
-        return Rejected(BadRequest, message, "see the tokens: txmq user token list")
+        raise BadRequest(message, hint="see the tokens: txmq user token list")
     return Outcome((TokenRevoked(*command),), reply=Changed(changed=True))
 
 
-def check_topics(state: State, user: str) -> Rejected | None:
+def check_topics(state: State, user: str) -> None:
     """Reject a further topic of a user who has as many as the quota allows."""
     found = state.users.by_name.get(user)
     most = 0 if found is None else found.quota.topics
     if not most or state.users.topic_counts[user] < most:
-        return None
-    return Rejected(
-        NotPermitted,
+        return
+    raise NotPermitted(
         f"user {user!r} has made {most} topics, as many as the quota allows",
-        "delete some; or an admin raises it: txmq user quota",
+        hint="delete some; or an admin raises it: txmq user quota",
     )
 
 
-def decide_note(state: State, command: NoteDenial, now: int) -> Outcome | Rejected:
-    del state, now
+def decide_note(_state: State, command: NoteDenial, _now: int) -> Outcome:
     return Outcome((DenialNoted(*command),))
 
 
@@ -252,28 +236,24 @@ def apply_set(state: State, event: UserSet, context: RecordContext) -> None:
     state.users.put(state.tables, event.name, user)
 
 
-def apply_deleted(state: State, event: UserDeleted, context: RecordContext) -> None:
-    del context
+def apply_deleted(state: State, event: UserDeleted, _context: RecordContext) -> None:
     state.users.put(state.tables, event.name, None)
 
 
-def apply_granted(state: State, event: AccessGranted, context: RecordContext) -> None:
-    del context
+def apply_granted(state: State, event: AccessGranted, _context: RecordContext) -> None:
     user = state.users.by_name[event.user]
     grants = (*user.grants, Grant(event.what, event.resource))
     state.users.put(state.tables, event.user, user._replace(grants=grants))
 
 
-def apply_revoked(state: State, event: AccessRevoked, context: RecordContext) -> None:
-    del context
+def apply_revoked(state: State, event: AccessRevoked, _context: RecordContext) -> None:
     user = state.users.by_name[event.user]
     gone = Grant(event.what, event.resource)
     grants = tuple(grant for grant in user.grants if grant != gone)
     state.users.put(state.tables, event.user, user._replace(grants=grants))
 
 
-def apply_quota(state: State, event: QuotaSet, context: RecordContext) -> None:
-    del context
+def apply_quota(state: State, event: QuotaSet, _context: RecordContext) -> None:
     user = state.users.by_name[event.name]
     state.users.put(state.tables, event.name, user._replace(quota=Quota(*event.quota)))
 
@@ -284,20 +264,17 @@ def apply_token(state: State, event: TokenMade, context: RecordContext) -> None:
     state.users.put(state.tables, event.user, user._replace(tokens=(*user.tokens, made)))
 
 
-def apply_token_revoked(state: State, event: TokenRevoked, context: RecordContext) -> None:
-    del context
+def apply_token_revoked(state: State, event: TokenRevoked, _context: RecordContext) -> None:
     user = state.users.by_name[event.user]
     left = tuple(token for token in user.tokens if token.name != event.token)
     state.users.put(state.tables, event.user, user._replace(tokens=left))
 
 
-def apply_owned(state: State, event: TopicOwned, context: RecordContext) -> None:
-    del context
+def apply_owned(state: State, event: TopicOwned, _context: RecordContext) -> None:
     state.users.own(state.tables, event.topic_id, event.user)
 
 
-def apply_secret(state: State, event: LoginSecretMade, context: RecordContext) -> None:
-    del context
+def apply_secret(state: State, event: LoginSecretMade, _context: RecordContext) -> None:
     state.users.put_secret(state.tables, event.secret)
 
 

@@ -12,10 +12,9 @@ from txmq.broker.search import deliveries
 from txmq.client.protocol.calls import calls_by
 from txmq.client.protocol.life_events import FILTERED, events_of
 from txmq.client.protocol.lives import add_deliveries, add_life
-from txmq.core.events.outcome import Rejected
 from txmq.core.transactions.decisions import DecideTransaction
 from txmq.core.transactions.half_storage import StorePart
-from txmq.errors import StoreError
+from txmq.errors import RequestRejected, StoreError
 from txmq.faces import run
 from txmq.model.decider import ByPostgres
 from txmq.model.message import Decision, Message
@@ -39,8 +38,8 @@ def lives(desk: Desk, *offsets: int, replies: int = 4) -> list[dict[str, Any]]:
 
     def ask(name: str, **args: Any) -> Any:
         reply = desk.ask(name, **args)
-        if isinstance(reply, Rejected):
-            raise reply.error(reply.message)
+        if isinstance(reply, RequestRejected):
+            raise type(reply)(reply.message)
         return reply
 
     for one in found:
@@ -196,8 +195,8 @@ def test_reading_goes_on_behind_a_transaction_that_was_rolled_back(
         token=token, part=0, sealed=True, commit=False, digest=b"d" * 32, epoch=0, service="s",
         batches=(), actions=(acked,), check_after=6_000_000, decider=ByPostgres(1, 1, 5, 7, 1),
     )  # fmt: skip
-    assert not isinstance(desk.broker.do(half), Rejected)
-    assert not isinstance(desk.broker.do(DecideTransaction(token, outcome, "s")), Rejected)
+    assert not isinstance(desk.broker.do(half), RequestRejected)
+    assert not isinstance(desk.broker.do(DecideTransaction(token, outcome, "s")), RequestRejected)
     if outcome is Decision.ROLLBACK:
         desk.consume()
         ack(desk, 40, 41)
@@ -209,7 +208,7 @@ def test_reading_goes_on_behind_a_transaction_that_was_rolled_back(
 
 def test_a_place_of_strangers_is_refused(desk: Desk) -> None:
     asked = desk.ask("message.deliveries", messages=[["nowhere", 0, 0]])
-    assert isinstance(asked, Rejected)
+    assert isinstance(asked, RequestRejected)
     known = [[100, 1, 1, "a", 1, True]]
     wrong: dict[str, Any]
     for wrong in ({"messages": []}, {"messages": [["t", 0, 0]], "known": known}):

@@ -12,12 +12,11 @@ from txmq.broker.calls import pages
 from txmq.broker.engine import turn_work
 from txmq.core.consumers import membership
 from txmq.core.consumers.commands import JoinGroup, RequestedSettings
-from txmq.core.events.outcome import Rejected
 from txmq.core.steps import Steps
 from txmq.core.topics import topics as topic_rules
 from txmq.core.topics.sends import StoreBatch
 from txmq.core.topics.topics import CreateTopic, DeleteTopic, GrowTopic
-from txmq.errors import BadRequest, Throttled, UnknownTopic
+from txmq.errors import BadRequest, RequestRejected, Throttled, UnknownTopic
 from txmq.model.message import Message
 from txmq.wire.calls.encoding import encode_call
 from txmq.wire.data_requests import Opcode
@@ -53,8 +52,8 @@ def test_a_list_that_is_too_long_for_one_reply_is_refused_and_its_pages_are_not(
     monkeypatch.setattr(pages, "MAX_WHOLE", 24)
     topics(broker)
     refused = broker.ask("topic.list")
-    assert isinstance(refused, Rejected)
-    assert (refused.error, refused.message) == (
+    assert isinstance(refused, RequestRejected)
+    assert (type(refused), refused.message) == (
         BadRequest,
         "there are 25 topics: too many for one reply",
     )
@@ -148,21 +147,21 @@ def test_partitions_are_bounded_per_join_and_over_all_groups_and_topics(
 ) -> None:
     for number in range(3):
         broker.do(CreateTopic(f"wide{number}", topic_rules.MAX_PARTITIONS))
-    assert not isinstance(join(broker, *(f"wide{n}" for n in range(2))), Rejected)
+    assert not isinstance(join(broker, *(f"wide{n}" for n in range(2))), RequestRejected)
     refused = join(broker, *(f"wide{n}" for n in range(3)), group="h")
-    assert refused.error is BadRequest
+    assert type(refused) is BadRequest
     assert "12288 partitions: a member reads at most 8192" in refused.message
     monkeypatch.setattr(membership, "MAX_POSITIONS", 8_192)
-    assert join(broker, "wide2", group="h").error is Throttled
-    assert not isinstance(join(broker, "wide0"), Rejected)  # it has its positions
+    assert type(join(broker, "wide2", group="h")) is Throttled
+    assert not isinstance(join(broker, "wide0"), RequestRejected)  # it has its positions
 
     monkeypatch.setattr(topic_rules, "MAX_ALL_PARTITIONS", 3 * 4_096 + 1)
-    assert not isinstance(broker.do(CreateTopic("small", 1)), Rejected)
-    assert broker.do(CreateTopic("more", 1)).error is Throttled
-    assert broker.do(GrowTopic("small", 2)).error is Throttled
-    assert broker.ask("topic.describe", names=["new"], create=True).error is Throttled
+    assert not isinstance(broker.do(CreateTopic("small", 1)), RequestRejected)
+    assert type(broker.do(CreateTopic("more", 1))) is Throttled
+    assert type(broker.do(GrowTopic("small", 2))) is Throttled
+    assert type(broker.ask("topic.describe", names=["new"], create=True)) is Throttled
     broker.do(DeleteTopic("wide2"))
-    assert not isinstance(broker.do(CreateTopic("more", 1)), Rejected)
+    assert not isinstance(broker.do(CreateTopic("more", 1)), RequestRejected)
 
 
 @pytest.mark.parametrize("after", [-2, 2**63, 2**64 - 1])

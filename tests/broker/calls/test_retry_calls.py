@@ -101,7 +101,7 @@ def test_an_edited_message_is_retried_in_its_new_version(office: RetryOffice) ->
     assert office.show(2)["next_at"] == office.broker.now() + FIRST_DELAY, "not before"
     office.broker.pass_time(FIRST_DELAY / SECOND)
     assert office.fetch()[2][-1] == b"mended"
-    assert office.edit(2, edits=1, body=b"again").error is Conflict, "a member has it in hand"
+    assert type(office.edit(2, edits=1, body=b"again")) is Conflict, "a member has it in hand"
     office.fail(2)
     assert office.edit(2, edits=1, revert=True) == {"edits": 2}
     office.change("now", letters=[["t", 0, 2]])

@@ -14,7 +14,6 @@ from tests.core.consumers.world import ConsumersWorld
 from txmq.broker.delivery.member_sessions import MemberSessions
 from txmq.broker.reactor.stall_guard import Moment
 from txmq.core.consumers.commands import LeaveGroup, Rebalance
-from txmq.core.events.outcome import Rejected
 from txmq.core.events.topics import TopicGrown
 from txmq.errors import ReadOnly
 
@@ -40,7 +39,7 @@ class Place:
 
     def submit(self, command: object, deliver: Any) -> None:
         self.asked.append(command)
-        deliver(Rejected(ReadOnly, "full") if self.refusing else self.world.do(command))
+        deliver(ReadOnly("full") if self.refusing else self.world.do(command))
 
     def joins(self, name: str, *, static: bool) -> Any:
         """Join a member on a connection of its own."""

@@ -16,10 +16,10 @@ from txmq.admin.http_values import HttpReply
 from txmq.admin.site import AdminSite
 from txmq.batch import encode, verify
 from txmq.config.broker import load_broker
-from txmq.core.events.outcome import Rejected
 from txmq.core.topics.sends import StoreBatch
 from txmq.core.topics.topics import CreateTopic
 from txmq.core.transactions.decisions import DecideTransaction
+from txmq.errors import RequestRejected
 from txmq.model.message import Decision, Message
 from txmq.wire.data_requests import (
     Ack,
@@ -252,6 +252,9 @@ class ChangedScene:
                 self.broker.engine.answer_when_durable(read.answer, end.value)
                 self.broker.pass_time(0)
                 return False
+            except RequestRejected as refused:
+                read.answer(refused)
+                return False
             except Exception as error:  # noqa: BLE001  # any is a failure
                 self.failures.append(f"{read.name}: {error!r}")
                 return False
@@ -269,7 +272,7 @@ class ChangedScene:
         self.broker.pass_time(0)
         for name in self.answered:
             replies = self.answers.get(name, [])
-            if len(replies) != 1 or not isinstance(replies[0], dict | Rejected | HttpReply):
+            if len(replies) != 1 or not isinstance(replies[0], dict | RequestRejected | HttpReply):
                 self.failures.append(f"{name}: {replies}")
         if len(self.reader.replies()) != 1:
             self.failures.append("LETTERS: no reply")

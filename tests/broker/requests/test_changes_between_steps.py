@@ -42,7 +42,8 @@ def _in(node: ast.AST, prefix: str) -> Iterator[str]:
         if isinstance(one, ast.ClassDef):
             yield from _in(one, f"{prefix}{one.name}.")
         elif isinstance(one, ast.FunctionDef):
-            if one.returns is not None and ast.unparse(one.returns).startswith("Steps["):
+            makes = any(isinstance(each, ast.Yield | ast.YieldFrom) for each in ast.walk(one))
+            if makes and one.returns is not None and ast.unparse(one.returns).startswith("Steps["):
                 yield prefix + one.name
             yield from _in(one, f"{prefix}{one.name}.<locals>.")
 

@@ -8,6 +8,7 @@ import pytest
 
 from tests.broker.support import BrokerInMemory
 from txmq.broker.calls.audit import AuditCalls
+from txmq.broker.calls.dispatcher import CallContext
 from txmq.broker.search import audit_log
 from txmq.broker.search.everywhere import SearchEverywhere
 from txmq.broker.search.search import SearchQuery
@@ -57,8 +58,9 @@ def test_entries_about_a_thing_are_shown_once(broker: BrokerInMemory) -> None:
 @pytest.mark.parametrize("newest", [False, True])
 def test_a_page_of_the_audit_has_each_entry_once(broker: BrokerInMemory, *, newest: bool) -> None:
     args = AuditList(newest=newest, limit=1_000)
-    calls = AuditCalls(broker.engine, broker.assembly.turns)
-    reply = run_and_lose(broker, t.ENTRIES, calls._list(args), 10)
+    call = CallContext("audit.list", None, lambda _reply: None)
+    steps = AuditCalls(broker.engine).list_entries(call, args)
+    reply = run_and_lose(broker, t.ENTRIES, steps, 10)
     offsets = [entry["offset"] for entry in reply["entries"]]
     assert len(offsets) == len({*offsets})
     assert offsets == sorted(offsets, reverse=newest)

@@ -30,11 +30,10 @@ from txmq.core.consumers.commands import (
 )
 from txmq.core.consumers.fetch_choice import ChosenCandidates, choose_candidates
 from txmq.core.events.consumers import LeasesExpired, MemberLeft
-from txmq.core.events.outcome import Rejected
 from txmq.core.state import failed_messages
 from txmq.core.state.failed_rows import FailedKind, FailedMessage
 from txmq.core.transactions.decisions import DecideTransaction
-from txmq.errors import StaleGeneration, UnknownMember
+from txmq.errors import RequestRejected, StaleGeneration, UnknownMember
 from txmq.model.decider import ByPostgres
 from txmq.model.message import Decision
 from txmq.model.retry import FailureReport
@@ -82,11 +81,11 @@ class Clients(ConsumersWorld):
 
     def do(self, command: object) -> Any:
         outcome = machine.decide(self.state, command, self.now)
-        for event in () if isinstance(outcome, Rejected) else outcome.events:
+        for event in () if isinstance(outcome, RequestRejected) else outcome.events:
             self.note_lost(event)
         since = len(self.log)
         reply = super().do(command)
-        if not isinstance(outcome, Rejected) and not outcome.early:
+        if not isinstance(outcome, RequestRejected) and not outcome.early:
             self.safe = len(self.log)
         for event in self.events(since):
             for move in getattr(event, "moves", ()):
@@ -159,7 +158,7 @@ class Clients(ConsumersWorld):
         """Return True if the broker knows the consumer; otherwise the consumer joins
         anew.
         """
-        if not isinstance(reply, Rejected) or reply.error is not UnknownMember:
+        if not isinstance(reply, RequestRejected) or type(reply) is not UnknownMember:
             return True
         if consumer in self.consumers:
             self.replace(consumer)
@@ -202,18 +201,20 @@ class Clients(ConsumersWorld):
         flood, most = group.breaker, self.random.randint(1, 6)
         probed = flood is not None and flood.lease in group.leases
         wish = FetchLimits(most, 1_000, max_run_rows=self.random.choice((0, 3, 100)))
-        found = choose_candidates(
-            self.state, consumer.group, consumer.name, consumer.generation, self.end, wish, self.now
-        )
-        if isinstance(found, Rejected):
-            self.refused(consumer, found, stale=stale)
+        try:
+            found = choose_candidates(
+                *(self.state, consumer.group, consumer.name, consumer.generation),
+                *(self.end, wish, self.now),
+            )
+        except RequestRejected as refused:
+            self.refused(consumer, refused, stale=stale)
             return
         if self.random.random() < 0.1 and self.consumers:
             self.step()  # the read takes its time
             if consumer not in self.consumers:
                 return
         reply = self.receive(consumer, found)
-        if isinstance(reply, Rejected):
+        if isinstance(reply, RequestRejected):
             self.refused(consumer, reply, stale=True)
             return
         assert not stale, "delivered to a member that does not know the present generation"
@@ -231,7 +232,7 @@ class Clients(ConsumersWorld):
                 self.read_candidates(found.candidates),
             )
         )
-        if isinstance(reply, Rejected):
+        if isinstance(reply, RequestRejected):
             return reply
         got = []
         for pick, start, end, attempt, _accepted in reply.deliveries:
@@ -256,9 +257,9 @@ class Clients(ConsumersWorld):
         wrong = [message for message in messages if known[message] != deaths]
         assert not wrong, f"{deaths} deaths of {wrong}, not {[known[message] for message in wrong]}"
 
-    def refused(self, consumer: ConsumerProcess, reply: Rejected, *, stale: bool) -> None:
+    def refused(self, consumer: ConsumerProcess, reply: RequestRejected, *, stale: bool) -> None:
         if self.known(consumer, reply):
-            assert reply.error is StaleGeneration
+            assert type(reply) is StaleGeneration
             assert stale
             self.enter(consumer)
 
@@ -362,7 +363,7 @@ class Clients(ConsumersWorld):
         if not self.known(consumer, reply):
             return
         del consumer.held[message]
-        refused = isinstance(reply, Rejected)
+        refused = isinstance(reply, RequestRejected)
         if not refused and (how == "postpone" or (guarded and how == "failed")):
             self.ledgers[consumer.group].deliveries[message] -= 1
         bound = reply.detail["fence_lease"] if refused else reply.fence_lease
@@ -396,7 +397,7 @@ class Clients(ConsumersWorld):
             offset,
             offset + 1,
         )
-        if isinstance(self.store(token, [], POSTGRES, actions=(action,)), Rejected):
+        if isinstance(self.store(token, [], POSTGRES, actions=(action,)), RequestRejected):
             return
         committed = self.random.random() < 0.6
         self.undecided[token] = (consumer, message, committed)

@@ -22,11 +22,10 @@ from txmq.core.consumers.commands import (
     StoredEntry,
 )
 from txmq.core.events.consumers import RetriesChanged, StoreReported
-from txmq.core.events.outcome import Rejected
 from txmq.core.state import local_stores
 from txmq.core.state.failed_rows import FailedKind, decode_move
 from txmq.core.state.local_stores import StoreOrder
-from txmq.errors import UnknownGroup, UnknownMember
+from txmq.errors import RequestRejected, UnknownGroup, UnknownMember
 from txmq.model.retry import FailureReport
 
 if TYPE_CHECKING:
@@ -259,7 +258,7 @@ class StoringClients(Clients, ABC):
         some = untold[: self.random.randint(1, 5)]
         replies = self.report(consumer.group, consumer.name, consumer.generation, store, some)
         for message, reply in zip(some, replies, strict=False):
-            if isinstance(reply, Rejected):
+            if isinstance(reply, RequestRejected):
                 self.known(consumer, reply)
                 return
             self.obey(consumer, store, message, *reply)
@@ -288,8 +287,8 @@ class StoringClients(Clients, ABC):
             reply = self.do(
                 ReportStored(group, member, generation, store.store_id, "host", (entry,))
             )
-            if isinstance(reply, Rejected):
-                assert reply.error in (UnknownMember, UnknownGroup)
+            if isinstance(reply, RequestRejected):
+                assert type(reply) in (UnknownMember, UnknownGroup)
                 return [*replies, reply]
             replies.append((reply.verdicts[0], reply.fences[0]))
         return replies
@@ -319,7 +318,7 @@ class StoringClients(Clients, ABC):
         reply = self.do(
             ReportStored(consumer.group, consumer.name, consumer.generation, store.store_id, "host")
         )
-        if isinstance(reply, Rejected):
+        if isinstance(reply, RequestRejected):
             self.known(consumer, reply)
             return
         for message, order in reply.orders:

@@ -6,6 +6,7 @@ One seed is one run, and every run has to end well.
 from __future__ import annotations
 
 from collections import Counter
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from tests.core.consumers.invariants import check, moved_rows
@@ -30,7 +31,7 @@ from txmq.core.consumers.commands import (
     ResetPosition,
     RetryChange,
 )
-from txmq.core.consumers.fetch_choice import ChosenCandidates, choose_candidates
+from txmq.core.consumers.fetch_choice import choose_candidates
 from txmq.core.consumers.letter_views import list_letters
 from txmq.core.events.consumers import Delivered, Returned
 from txmq.core.state import failed_messages, local_stores
@@ -38,6 +39,7 @@ from txmq.core.state.failed_rows import FailedKind
 from txmq.core.state.local_stores import StoreOrder
 from txmq.core.topics.topics import GrowTopic
 from txmq.core.transactions.decisions import DecideTransaction
+from txmq.errors import RequestRejected
 from txmq.model.message import Decision
 from txmq.model.units import SECOND
 
@@ -318,7 +320,7 @@ class Sim(StoringClients):
     def letters(self, group: str) -> list[Message]:
         if group not in self.state.groups.by_name:
             return []
-        found, _following = list_letters(self.state, group, 0, 1_000)  # type: ignore[misc]  # the group is there
+        found, _following = list_letters(self.state, group, 0, 1_000)
         open_ones = [letter.fields for letter in found if letter.fields["state"] == "dead"]
         return [(self.topic_ids[f["topic"]], f["partition"], f["offset"]) for f in open_ones]
 
@@ -354,10 +356,11 @@ class Sim(StoringClients):
         self.enter(consumer)
         self.return_unprocessed(consumer)
         wish = FetchLimits(50, 10_000, max_run_rows=100)
-        found = choose_candidates(
-            self.state, consumer.group, consumer.name, consumer.generation, self.end, wish, self.now
-        )
-        if isinstance(found, ChosenCandidates):
+        with suppress(RequestRejected):
+            found = choose_candidates(
+                *(self.state, consumer.group, consumer.name, consumer.generation),
+                *(self.end, wish, self.now),
+            )
             self.receive(consumer, found)
         while consumer.replies:
             self.arrive(consumer)

@@ -83,8 +83,8 @@ def test_a_large_reset_takes_steps_and_delivers_nothing_meanwhile(failed: Consum
     world.publish("t", 20)
     world.now += 3_600_000_000
     assert world.offsets("a") == []
-    assert world.do(ResetPosition("g", "t", to="last")).error is Conflict
-    assert world.do(CloneGroup("g", "h")).error is Conflict
+    assert type(world.do(ResetPosition("g", "t", to="last"))) is Conflict
+    assert type(world.do(CloneGroup("g", "h"))) is Conflict
     assert run_steps(world) == 6
     assert world.offsets("a") == [0, *range(1, 13)]
     assert (world.group().epoch, world.group().letters, len(world.group().leases)) == (2, 0, 1)
@@ -127,7 +127,7 @@ def test_a_deleted_topic_ends_in_steps_with_all_that_its_groups_have_of_it(
     assert rows(world.state)["parked"]
     world.do(GrowTopic("t", 3))  # the group has no position there
     assert world.do(DeleteTopic("t")).groups == ("g",)
-    assert world.do(CloneGroup("g", "h")).error is Conflict
+    assert type(world.do(CloneGroup("g", "h"))) is Conflict
     world.do(CreateTopic("t", 1))
     world.publish("t", 9)
     world.do(Rebalance("g"))
@@ -158,7 +158,7 @@ def test_a_topic_whose_letters_are_kept_until_an_export_has_them_is_not_deleted(
     exported = tuple(("t", 0, offset, offset - 1, 0) for offset in range(3, 10))
     assert world.do(NoteExported("g", exported, "ada")).refused == ()
     refused = world.do(DeleteTopic("t"))
-    assert (refused.error, refused.detail) == (Conflict, {"group": "g"})
+    assert (type(refused), refused.detail) == (Conflict, {"group": "g"})
     assert world.do(DeleteTopic("u")).groups == ()
     world.do(NoteExported("g", (("t", 0, 2, 1, 0),), "ada"))
     assert world.do(DeleteTopic("t")).groups == ("g",)
@@ -172,7 +172,7 @@ def test_a_topic_with_more_exported_letters_than_are_looked_at_is_not_deleted(
     exported = tuple(("t", 0, offset, offset - 1, 0) for offset in range(2, 10))
     assert world.do(NoteExported("g", exported, "ada")).refused == ()
     world.do(AlterGroup("g", RequestedSettings(keep_until_exported=True)))
-    assert world.do(DeleteTopic("t")).error is Conflict
+    assert type(world.do(DeleteTopic("t"))) is Conflict
     world.do(AlterGroup("g", RequestedSettings(keep_until_exported=False)))
     assert world.do(DeleteTopic("t")).groups == ("g",)
 
@@ -209,8 +209,8 @@ def test_a_clone_needs_a_name_of_its_own(
     world: ConsumersWorld, to: str, error: type[Exception]
 ) -> None:
     world.join("a")
-    assert world.do(CloneGroup("g", to)).error is error
-    assert world.do(CloneGroup("x", to)).error is UnknownGroup
+    assert type(world.do(CloneGroup("g", to))) is error
+    assert type(world.do(CloneGroup("x", to))) is UnknownGroup
 
 
 def test_a_clone_of_many_failed_messages_takes_steps_and_delivers_nothing_meanwhile(
@@ -234,7 +234,7 @@ def test_a_clone_of_many_failed_messages_takes_steps_and_delivers_nothing_meanwh
         ResetPosition("h", "t", to="last"),
         DeleteGroup("g"),
     ):
-        assert world.do(refused).error is Conflict
+        assert type(world.do(refused)) is Conflict
     assert run_steps(world) == 6
     assert world.offsets("b", group="h") == [0, 1, 10, 11, 12], (
         "two were to be retried, and eight are dead"
@@ -286,12 +286,12 @@ def test_an_unfinished_clone_may_be_deleted_and_then_its_source(failed: Consumer
 
 def test_messages_that_retention_has_passed_cannot_be_cloned(failed: ConsumersWorld) -> None:
     failed.record(FirstsMoved(1, ((0, 2),), ()))
-    assert failed.do(CloneGroup("g", "i")).error is Conflict
+    assert type(failed.do(CloneGroup("g", "i"))) is Conflict
 
 
 def test_a_broadcast_group_cannot_be_cloned(failed: ConsumersWorld) -> None:
     failed.join("c", group="b", mode="broadcast")
-    assert failed.do(CloneGroup("b", "c")).error is BadRequest
+    assert type(failed.do(CloneGroup("b", "c"))) is BadRequest
 
 
 @pytest.mark.parametrize("seed", range(40))

@@ -97,8 +97,8 @@ def test_the_delay_follows_the_policy_or_the_consumers_wish(world: ConsumersWorl
     world.now += 5 * SECOND
     world.fetch("a")
     assert world.nack("a", 0).due_at == world.now + 2 * SECOND
-    assert world.nack("a", 2, delay=-1).error is BadRequest
-    assert world.nack("a", 2, delay=1 << 63).error is BadRequest
+    assert type(world.nack("a", 2, delay=-1)) is BadRequest
+    assert type(world.nack("a", 2, delay=1 << 63)) is BadRequest
 
 
 def test_a_postponed_message_comes_again_and_its_delivery_does_not_count(
@@ -207,14 +207,14 @@ def test_a_long_reason_is_cut_between_characters(world: ConsumersWorld) -> None:
 @pytest.mark.parametrize("offset", [3, -1, 1 << 62])
 def test_only_leased_messages_can_fail(world: ConsumersWorld, offset: int) -> None:
     refused = world.nack("a", offset)
-    assert (refused.error, refused.detail) == (NotLeased, {"fence_lease": 2})
+    assert (type(refused), refused.detail) == (NotLeased, {"fence_lease": 2})
 
 
 def test_a_message_fails_once(world: ConsumersWorld) -> None:
     world.nack("a", 0)
-    assert world.nack("a", 0).error is NotLeased
+    assert type(world.nack("a", 0)) is NotLeased
     world.join("b", retry=QUICK)
-    assert world.nack("b", 1).error is NotLeased
+    assert type(world.nack("b", 1)) is NotLeased
 
 
 def test_the_engine_learns_where_to_read_the_key(world: ConsumersWorld) -> None:
@@ -319,7 +319,7 @@ def test_a_letter_can_be_replayed(world: ConsumersWorld) -> None:
 
 def test_a_letter_can_be_abandoned_for_a_reason(world: ConsumersWorld) -> None:
     fail_until_dead(world, 0)
-    assert world.do(AbandonLetters("g", (("t", 0, 0),), "")).error is BadRequest
+    assert type(world.do(AbandonLetters("g", (("t", 0, 0),), ""))) is BadRequest
     since = len(world.log)
     assert world.do(AbandonLetters("g", (("t", 0, 0),), "a duplicate", by="me")).done == (
         ("t", 0, 0),
@@ -335,5 +335,5 @@ def test_a_letter_can_be_abandoned_for_a_reason(world: ConsumersWorld) -> None:
 
 def test_letters_are_moved_a_bounded_number_at_a_time(world: ConsumersWorld) -> None:
     many = tuple(("t", 0, offset) for offset in range(MAX_LETTERS + 1))
-    assert world.do(ReplayLetters("g", many)).error is BadRequest
-    assert world.do(ReplayLetters("x", many[:1])).error is UnknownGroup
+    assert type(world.do(ReplayLetters("g", many))) is BadRequest
+    assert type(world.do(ReplayLetters("x", many[:1]))) is UnknownGroup

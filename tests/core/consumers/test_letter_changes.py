@@ -16,11 +16,11 @@ from txmq.core.consumers.letter_edits import EditLetter
 from txmq.core.consumers.letter_exports import NoteExported
 from txmq.core.consumers.letter_redrives import RedriveLetters, WantedCopy
 from txmq.core.consumers.letter_trials import TryLetter
-from txmq.core.events.outcome import Rejected
 from txmq.core.retention.relocation import RepointMessages, is_stale_pin, message_of_pin
 from txmq.core.state import letter_edits, log_pins
 from txmq.core.state.failed_rows import FailedMessage
 from txmq.core.topics.topics import CreateTopic
+from txmq.errors import RequestRejected
 from txmq.model.message import Message
 from txmq.store import tables as t
 
@@ -57,7 +57,7 @@ class ChangedLetters(LettersWorld):
                 EditLetter("g", place, row.edits + stale, version, original, "ada", "why")
             )
             refused = stale or again
-            assert isinstance(reply, Rejected) is refused
+            assert isinstance(reply, RequestRejected) is refused
             self.counts["edits"] += not refused
 
     def copy(self) -> None:
@@ -92,7 +92,7 @@ class ChangedLetters(LettersWorld):
     def attempt(self) -> None:
         for place in self._some()[:1]:
             reply = self.do(TryLetter("g", place, self.random.choice(("m", "other")), "ada"))
-            self.counts["trials"] += not isinstance(reply, Rejected)
+            self.counts["trials"] += not isinstance(reply, RequestRejected)
 
     def relocate(self) -> None:
         """Copy what some pins keep, as retention does."""

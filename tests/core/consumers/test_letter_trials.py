@@ -18,9 +18,9 @@ from txmq.core.consumers.commands import (
     StoredEntry,
 )
 from txmq.core.consumers.letter_trials import TrialOutcome, TrialReply, TryLetter, outcome_of
-from txmq.core.events.outcome import Rejected
 from txmq.core.state import attempts, failed_messages, trial_outcomes
 from txmq.core.state.failed_rows import FailedKind, FailedMessage
+from txmq.errors import RequestRejected
 from txmq.model.retry import FailureReport
 from txmq.model.units import MINUTE
 
@@ -49,8 +49,8 @@ def row(world: ConsumersWorld, offset: int = 0) -> FailedMessage:
     return found
 
 
-def attempt(world: ConsumersWorld, member: str, offset: int = 0) -> TrialReply | Rejected:
-    reply: TrialReply | Rejected = world.do(TryLetter("g", ("t", 0, offset), member, "ada"))
+def attempt(world: ConsumersWorld, member: str, offset: int = 0) -> TrialReply | RequestRejected:
+    reply: TrialReply | RequestRejected = world.do(TryLetter("g", ("t", 0, offset), member, "ada"))
     return reply
 
 
@@ -150,20 +150,20 @@ def test_a_letter_is_tried_only_where_it_would_be_delivered() -> None:
     }
     for name, text in refused.items():
         answer = attempt(world, name)
-        assert isinstance(answer, Rejected)
+        assert isinstance(answer, RequestRejected)
         assert text in answer.message
     missing = attempt(world, owner, 1)
-    assert isinstance(missing, Rejected)
+    assert isinstance(missing, RequestRejected)
     world.do(PauseGroup("g", paused=True))
     paused = attempt(world, owner)
-    assert isinstance(paused, Rejected)
+    assert isinstance(paused, RequestRejected)
     assert "the group is paused" in paused.message
     world.do(PauseGroup("g", paused=False))
     world.publish("t", 7)
     assert world.offsets(owner) == [], "its key waits"
     assert attempt(world, owner) == TrialReply(1)
     again = attempt(world, owner)
-    assert isinstance(again, Rejected)
+    assert isinstance(again, RequestRejected)
     assert "not dead" in again.message
     assert world.offsets(owner) == [0]
     world.nack(owner, 0)

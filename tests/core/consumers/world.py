@@ -20,9 +20,9 @@ from txmq.core.consumers.commands import (
 )
 from txmq.core.consumers.fetch_choice import ChosenCandidates, choose_candidates
 from txmq.core.events.base import Booted
-from txmq.core.events.outcome import Rejected
 from txmq.core.events.topics import BatchStored
 from txmq.core.topics.topics import CreateTopic, DeleteTopic
+from txmq.errors import RequestRejected
 from txmq.model.retry import FailureReport, RetryPolicy
 from txmq.model.units import SECOND
 from txmq.store.tables import NAMES
@@ -151,13 +151,15 @@ class ConsumersWorld(Driver):
     def fetch(
         self, member: str, group: str = "g", *, most: int = 1_000, generation: int | None = None
     ) -> Any:
-        """Return the messages that the member gets, or a Rejected."""
+        """Return the messages that the member gets, or a RequestRejected."""
         generation = self.generation(group) if generation is None else generation
-        found = choose_candidates(
-            self.state, group, member, generation, self.end, FetchLimits(most, EVERYTHING), self.now
-        )
-        if isinstance(found, Rejected):
-            return found
+        limits = FetchLimits(most, EVERYTHING)
+        try:
+            found = choose_candidates(
+                self.state, group, member, generation, self.end, limits, self.now
+            )
+        except RequestRejected as refused:
+            return refused
         return self.deliver(member, generation, found, group)
 
     def deliver(
@@ -167,7 +169,7 @@ class ConsumersWorld(Driver):
             return []
         picks = self.read_candidates(found.candidates)
         reply = self.last_reply = self.do(Deliver(group, member, generation, picks))
-        if isinstance(reply, Rejected):
+        if isinstance(reply, RequestRejected):
             return reply
         got, self.accepted = [], set()
         for pick, start, end, attempt, accepted in reply.deliveries:
@@ -190,7 +192,7 @@ class ConsumersWorld(Driver):
         outcome = machine.decide(
             self.state, Deliver("g", member, self.generation(), picks, durable), self.now
         )
-        assert not isinstance(outcome, Rejected)
+        assert not isinstance(outcome, RequestRejected)
         return outcome.early
 
     def offsets(self, member: str, **options: Any) -> list[int]:

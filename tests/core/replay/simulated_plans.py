@@ -12,7 +12,6 @@ from txmq.core.consumers.group_redrives import GiveLetters, GivenLetter
 from txmq.core.consumers.letter_edits import EditLetter
 from txmq.core.consumers.letter_exports import NoteExported
 from txmq.core.consumers.letter_trials import TryLetter
-from txmq.core.events.outcome import Rejected
 from txmq.core.events.plans import (
     PlanFrozen,
     PlanLettersAbandoned,
@@ -36,6 +35,7 @@ from txmq.core.replay.putting_back import AdvancePlan
 from txmq.core.state import failed_messages, plan_letters
 from txmq.core.state.plans import FINISHED, LetterOutcome, Plan, PlanSettings, PlanState
 from txmq.core.steps import run_to_end
+from txmq.errors import RequestRejected
 
 if TYPE_CHECKING:
     from tests.core.consumers.simulated_processes import Message
@@ -214,7 +214,7 @@ class PlanningSim(Sim):
         abandon, again = self.random.random() < 0.3, self.random.random() < 0.2
         before = {ref: failed_messages.get(self.state, self.group(to), ref) for ref in some}
         reply = self.do(GiveLetters(source, to, given, abandon, again, "ada", "theirs"))
-        if isinstance(reply, Rejected):
+        if isinstance(reply, RequestRejected):
             return
         for topic, *place, _partition, _offset in reply.done:
             ref = (self.topic_ids[topic], place[0], place[1])
@@ -261,7 +261,7 @@ class PlanningSim(Sim):
             return
         group, ref, place = found
         member = self.random.choice([*sorted(self.group(group).members), "nobody"])
-        if not isinstance(self.do(TryLetter(group, place, member, "ada")), Rejected):
+        if not isinstance(self.do(TryLetter(group, place, member, "ada")), RequestRejected):
             self.ledgers[group].replayed(ref)
 
     def alter(self) -> None:

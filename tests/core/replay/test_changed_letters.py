@@ -30,13 +30,13 @@ from txmq.core.consumers.commands import (
 from txmq.core.consumers.letter_edits import EditLetter
 from txmq.core.consumers.letter_exports import NoteExported
 from txmq.core.consumers.letter_trials import TryLetter
-from txmq.core.events.outcome import Rejected
 from txmq.core.replay.abandoning import AbandonNextLetters, AbandonPlan, LeavePlan
 from txmq.core.replay.cleanup import EndLostLetters
 from txmq.core.retention.relocation import RepointMessages, RetainedMessage
 from txmq.core.state import failed_messages
 from txmq.core.state.failed_rows import FailedKind
 from txmq.core.state.plans import PlanState
+from txmq.errors import RequestRejected
 
 if TYPE_CHECKING:
     from txmq.core.state.failed_rows import FailedMessage
@@ -70,7 +70,7 @@ class ChangedWorld(OrderedWorld):
     def get(self) -> None:
         """Fetch; what a group skips it overtakes."""
         got = self.fetch("m", "o", most=self.random.choice((1, 3, 1_000)))
-        for at in [] if isinstance(got, Rejected) else [one.offset for one in got]:
+        for at in [] if isinstance(got, RequestRejected) else [one.offset for one in got]:
             assert at not in self.held, "it is delivered twice"
             self.held.append(at)
 

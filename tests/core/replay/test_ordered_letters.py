@@ -19,7 +19,6 @@ from txmq.core.consumers.commands import (
     ReplayLetters,
 )
 from txmq.core.consumers.key_fences import FailureChanges
-from txmq.core.events.outcome import Rejected
 from txmq.core.replay.cleanup import SweepPlan
 from txmq.core.replay.orders import CancelPlan, DeletePlan, PausePlan, ResumePlan, StartPlan
 from txmq.core.replay.putting_back import AdvancePlan
@@ -27,6 +26,7 @@ from txmq.core.state import put_back_queues
 from txmq.core.state.failed_rows import FailedKind
 from txmq.core.state.plans import PlanState
 from txmq.core.state.put_back import PutBackQueue
+from txmq.errors import RequestRejected
 from txmq.model.retry import FailureReport
 from txmq.model.units import MINUTE
 
@@ -80,7 +80,7 @@ class OrderedWorld(PlansWorld):
 
     def get(self) -> None:
         got = self.fetch("m", "o", most=self.random.choice((1, 3, 1_000)))
-        for at in [] if isinstance(got, Rejected) else [one.offset for one in got]:
+        for at in [] if isinstance(got, RequestRejected) else [one.offset for one in got]:
             assert at not in self.over, "it was processed before"
             assert at not in self.held, "it is delivered twice"
             key = self.known[at]
@@ -107,7 +107,7 @@ class OrderedWorld(PlansWorld):
                 self.held.remove(at)
             else:
                 done.append(at)
-        if done and not isinstance(self.ack_all(done), Rejected):
+        if done and not isinstance(self.ack_all(done), RequestRejected):
             self.over.update(done)
             self.held = [at for at in self.held if at not in done]
 
@@ -170,7 +170,7 @@ class OrderedWorld(PlansWorld):
             for one in self.dead():
                 self.do(ReplayLetters("o", (one,)))
             self.get()
-            assert not isinstance(self.ack_all(sorted(self.held)), Rejected)
+            assert not isinstance(self.ack_all(sorted(self.held)), RequestRejected)
             self.over.update(self.held)
             self.held = []
             assert len(self.over) > before, "nobody gets what is left"

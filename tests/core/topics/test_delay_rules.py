@@ -13,7 +13,6 @@ import pytest
 from tests.core.driver import Driver, token
 from txmq.batch import BatchView, encode, verify
 from txmq.broker.engine.log_reader import published_batches
-from txmq.core.events.outcome import Rejected
 from txmq.core.retention.broker_time import NoteTime
 from txmq.core.retention.log_floor import state_floor
 from txmq.core.topics import delayed
@@ -28,7 +27,7 @@ from txmq.core.topics.sends import StoreBatch
 from txmq.core.topics.topics import DeleteTopic
 from txmq.core.transactions import decisions
 from txmq.core.transactions.half_storage import BundleBatch, StorePart
-from txmq.errors import MessageTooLarge, RecallTooLate
+from txmq.errors import MessageTooLarge, RecallTooLate, RequestRejected
 from txmq.model import limits
 from txmq.model.bundle import BundleState
 from txmq.model.decider import ByBroker, ByPostgres, Decider
@@ -45,7 +44,7 @@ def send(core: Driver, *messages: Message, partition: int = 0) -> Any:
     sequence = core.sequences.get(PRODUCER, 0)
     data = encode(messages, producer_id=PRODUCER, epoch=0, sequence=sequence, born_at=1)
     reply = core.do(StoreBatch("t", 0, partition, data, verify(data)))
-    if not isinstance(reply, Rejected):
+    if not isinstance(reply, RequestRejected):
         core.sequences[PRODUCER] = sequence + len(messages)
     return reply
 
@@ -153,7 +152,7 @@ def test_a_repeated_send_of_a_delayed_message_gets_its_receipt_and_is_stored_onc
 
 def test_too_many_delayed_messages_in_one_batch_are_rejected(core: Driver) -> None:
     refused = send(core, *[later(core, "x", 1)] * (limits.DELAYED_ROWS + 1))
-    assert refused.error is MessageTooLarge
+    assert type(refused) is MessageTooLarge
     assert core.state.delayed_count == 0
 
 
@@ -258,7 +257,7 @@ def test_a_recall_that_is_too_late_is_rejected_and_recalls_nothing(
     send(core, later(core, "a", 1), later(core, "b", 100))
     pass_time(core, 2)
     refused = core.do(Recall(((PRODUCER, 1), found)))
-    assert refused.error is RecallTooLate
+    assert type(refused) is RecallTooLate
     assert refused.detail == {"late": [f"{found[0].hex()}-{found[1]}"]}
     assert core.state.delayed_count == 1
 
@@ -272,7 +271,7 @@ def test_recalls_are_forgotten_after_a_week(core: Driver) -> None:
     assert core.do(Recall(((PRODUCER, 1),))) == RecallReply(0)
     core.now += SECOND
     core.do(ForgetRecalls())
-    assert core.do(Recall(((PRODUCER, 0),))).error is RecallTooLate
+    assert type(core.do(Recall(((PRODUCER, 0),)))) is RecallTooLate
     assert len(list(core.state.tables[t.RECALLED].range(b""))) == 1
 
 

@@ -51,7 +51,7 @@ def test_a_schema_survives_a_restart_and_other_changes(core: Driver) -> None:
 def test_a_change_that_breaks_the_rule_is_refused_with_what_it_breaks(core: Driver) -> None:
     change(core, ONE)
     refused = change(core, OTHER)
-    assert refused.error is IncompatibleSchema
+    assert type(refused) is IncompatibleSchema
     told = "$.id: string is accepted, not integer"
     assert refused.detail == {"compatibility": "backward", "breaks": [told]}
     assert told in refused.message
@@ -62,14 +62,14 @@ def test_a_change_that_breaks_the_rule_is_refused_with_what_it_breaks(core: Driv
     assert change(core, None, "forward") == ChangedSchema("t", ONE, "forward", [])
     assert change(core, schema(id="integer", more="string")).breaks == []
     assert change(core, "") == ChangedSchema("t", "", "", [])
-    assert core.do(ChangeSchema("none")).error is UnknownTopic
+    assert type(core.do(ChangeSchema("none"))) is UnknownTopic
 
 
 def test_what_cannot_be_judged_needs_force(core: Driver) -> None:
     change(core, ONE)
     strange = '{"not":{"type":"string"}}'
     refused = change(core, strange)
-    assert refused.error is IncompatibleSchema
+    assert type(refused) is IncompatibleSchema
     assert "--force" in refused.hint
     assert "keyword 'not'" in refused.message
     assert change(core, strange, force=True).schema == strange
@@ -87,6 +87,6 @@ def test_all_schemas_are_bounded(core: Driver, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(schemas, "MAX_ALL_SCHEMAS", len(ONE) + 5)
     change(core, ONE)
     core.do(CreateTopic("u", 1))
-    assert core.do(ChangeSchema("u", ONE)).error is Throttled
+    assert type(core.do(ChangeSchema("u", ONE))) is Throttled
     change(core, "")
     assert core.do(ChangeSchema("u", ONE)).schema == ONE

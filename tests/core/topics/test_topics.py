@@ -10,12 +10,11 @@ from tests.core.consumers.world import ConsumersWorld
 from tests.core.driver import Driver, token
 from txmq.batch import Codec, encode, largest_body, read_header, verify
 from txmq.core import machine
-from txmq.core.events.outcome import Rejected
 from txmq.core.state.state import DEFAULT_SETTINGS, TopicSettings
 from txmq.core.topics.sends import StoreBatch
 from txmq.core.topics.topics import AlterTopic, CreateTopic, DeleteTopic, GrowTopic
 from txmq.core.transactions.decisions import DecideTransaction
-from txmq.errors import MessageTooLarge, TopicClosed, TopicExists, UnknownTopic
+from txmq.errors import MessageTooLarge, RequestRejected, TopicClosed, TopicExists, UnknownTopic
 from txmq.model.bundle import BundleReceipt
 from txmq.model.decider import ByPostgres
 from txmq.model.message import Decision, Message
@@ -25,8 +24,8 @@ POSTGRES = ByPostgres(1, 1, 5, 7, 1)
 
 
 def error_of(reply: Any) -> type[Exception]:
-    assert isinstance(reply, Rejected), reply
-    return reply.error
+    assert isinstance(reply, RequestRejected), reply
+    return type(reply)
 
 
 def test_a_topic_closed_for_writing_rejects_sends_and_undecided_bundles_can_be_decided(

@@ -7,13 +7,12 @@ import pytest
 from tests.core.driver import Driver, token
 from txmq.core import machine
 from txmq.core.events.base import Booted
-from txmq.core.events.outcome import Rejected
 from txmq.core.state.state import State
 from txmq.core.transactions import indexes, jobs, lost_records
 from txmq.core.transactions.decisions import DecideTransaction
 from txmq.core.transactions.model import get
 from txmq.core.transactions.xa import DecideByHand, ResolveOutcome
-from txmq.errors import UnknownTransaction
+from txmq.errors import RequestRejected, UnknownTransaction
 from txmq.model.bundle import BundleState
 from txmq.model.decider import ByBroker, ByHome, ByJob, ByPostgres
 from txmq.model.message import Decision
@@ -39,7 +38,7 @@ def lose(core: Driver) -> None:
 
 def ask(core: Driver, name: bytes, *, decide: bool = True) -> object:
     reply = core.do(ResolveOutcome(name, LOG, decide, "recovery"))
-    return reply.error if isinstance(reply, Rejected) else reply
+    return type(reply) if isinstance(reply, RequestRejected) else reply
 
 
 @pytest.mark.parametrize("decide", [True, False])

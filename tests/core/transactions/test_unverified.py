@@ -5,13 +5,14 @@ from __future__ import annotations
 import pytest
 
 from tests.core.driver import Driver, token
-from txmq.core.events.outcome import Outcome, Rejected
+from txmq.core.events.outcome import Outcome
 from txmq.core.retention.outcome_expiry import ExpireOutcomes
 from txmq.core.transactions import indexes, queries, unverified
 from txmq.core.transactions.indexes import ListKind
 from txmq.core.transactions.model import get
 from txmq.core.transactions.unverified import CompareDecision, ForceDecision
 from txmq.core.transactions.xa import DecideByHand
+from txmq.errors import RequestRejected
 from txmq.model.decider import ByChecker, ByPostgres, Decider
 from txmq.model.message import Decision
 from txmq.model.units import DAY
@@ -24,7 +25,7 @@ def forced(core: Driver, outcome: Decision, decider: Decider = POSTGRES) -> byte
     name = token(core, 1)
     core.store(name, [("t", 0, "k", "m")], decider)
     by_hand = DecideByHand(name, outcome, "ada", "the disk is lost", b"l" * 16)
-    assert not isinstance(core.do(ForceDecision(by_hand)), Rejected)
+    assert not isinstance(core.do(ForceDecision(by_hand)), RequestRejected)
     return name
 
 

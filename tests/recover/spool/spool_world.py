@@ -24,10 +24,9 @@ from txmq.client.protocol.sender.multi_send import MAX_BATCHES
 from txmq.client.protocol.sender.spool_chain import SpoolChain
 from txmq.client.protocol.sender.spool_drain import SpoolDrain
 from txmq.client.protocol.sender.topics import TopicCache
-from txmq.core.events.outcome import Rejected
 from txmq.core.topics.sends import SkipSequences, StoreBatch
 from txmq.core.topics.topics import CreateTopic, GrowTopic
-from txmq.errors import UnknownTopic
+from txmq.errors import RequestRejected, UnknownTopic
 from txmq.model.keys import partition_of
 from txmq.model.message import message_id
 from txmq.wire.batched import BatchedReply, pack_replies, unpack_requests
@@ -65,11 +64,8 @@ class SimulatedBroker:
         topic, partition, epoch, batch = unpack_send(payload)
         header = verify(batch)
         reply = self.driver.do(StoreBatch(topic, epoch, partition, batch, header))
-        if isinstance(reply, Rejected):
-            status, refusal = error_reply(
-                reply.error(reply.message, hint=reply.hint, detail=reply.detail or {})
-            )
-            return BatchedReply(status, refusal)
+        if isinstance(reply, RequestRejected):
+            return BatchedReply(*error_reply(reply))
         if not reply.duplicate:
             own = self.published.setdefault((topic, partition), [])
             for row, body in enumerate(BatchView(batch).bodies):

@@ -98,7 +98,7 @@ def test_what_a_copy_left_undone_of_a_batch_is_sent() -> None:
 
 def test_a_row_that_counts_as_its_batch_loses_messages(monkeypatch: pytest.MonkeyPatch) -> None:
     """A planted bug: a batch of which a copy has sent a row counts as stored."""
-    monkeypatch.setattr(sends, "_partly_stored", lambda _header, _last: None)
+    monkeypatch.setattr(sends, "_refuse_partly_stored", lambda _header, _last: None)
     with pytest.raises(AssertionError, match="lost"):
         test_what_a_copy_left_undone_of_a_batch_is_sent()
 
@@ -134,7 +134,7 @@ def a_split_is_not_noted(monkeypatch: pytest.MonkeyPatch) -> None:
     """Plant: a split batch is sent as a whole again, after a restart, to a broker that
     does not tell how much of it is there.
     """
-    monkeypatch.setattr(sends, "_partly_stored", lambda _header, _last: None)
+    monkeypatch.setattr(sends, "_refuse_partly_stored", lambda _header, _last: None)
     monkeypatch.setattr(Spool, "split", lambda _self, _batch: None)
 
 

@@ -11,8 +11,7 @@ from txmq.admin.console.action import Action
 from txmq.admin.console.actions import ACTIONS, CONTINUED
 from txmq.admin.console.csrf import FIELD
 from txmq.admin.console.page import PageRequest, Refused, View, answer_to, root_of
-from txmq.core.events.outcome import Rejected
-from txmq.errors import NotPermitted, RemoteProtocolError, TxmqError
+from txmq.errors import NotPermitted, RemoteProtocolError, RequestRejected, TxmqError
 from txmq.errors.base import MAY_BE_DONE
 from txmq.model.message_diff import Version, diff
 
@@ -175,8 +174,8 @@ class FormHandler:
 
     async def _ask(self, call: str, args: dict[str, Any], rights: Rights | None) -> Any:  # noqa: ANN401  # each call has its own fields
         reply = await answer_to(self._parts, call, args, rights, MAY_BE_DONE, VIA)
-        if isinstance(reply, Rejected):
-            raise Refused(reply.error.__name__, reply.message, reply.hint, 409)
+        if isinstance(reply, RequestRejected):
+            raise Refused(type(reply).__name__, reply.message, reply.hint, 409)
         return reply
 
 

@@ -38,8 +38,7 @@ from twisted.internet.defer import TimeoutError as TimedOut
 from txmq import errors
 from txmq.admin.addresses import is_whole_number
 from txmq.admin.console.actions import ACTIONS
-from txmq.core.events.outcome import Rejected
-from txmq.errors import RemoteProtocolError, TxmqError
+from txmq.errors import RemoteProtocolError, RequestRejected, TxmqError
 from txmq.model.units import SECOND
 
 if TYPE_CHECKING:
@@ -203,8 +202,8 @@ class PageRequest:
             reply = await answer_to(self._parts, call, args, self.rights, hint)
         except RemoteProtocolError as error:
             raise Refused("BadRequest", error.message, error.hint, 400) from None
-        if isinstance(reply, Rejected):
-            raise Refused(reply.error.__name__, reply.message, reply.hint)
+        if isinstance(reply, RequestRejected):
+            raise Refused(type(reply).__name__, reply.message, reply.hint)
         return reply
 
     async def _let_others_in(self) -> None:
@@ -227,8 +226,8 @@ async def answer_to(
     hint: str,
     via: str = "",
 ) -> Any:  # noqa: ANN401  # each call has its own fields
-    """Return the broker's reply to a call, or a Rejected. Raises Refused, with the
-    hint, where none comes in time.
+    """Return the broker's reply to a call, or a RequestRejected. Raises Refused, with
+    the hint, where none comes in time.
     """
     waiting: Deferred[Any] = Deferred()
     parts.calls.ask(call, args, waiting.callback, rights, via)

@@ -68,8 +68,7 @@ def job(state: State, verb: str, token: bytes) -> Need:
     return owner(state, verb, token if first is None else first)
 
 
-def _send(state: State, payload: bytes) -> Needs:
-    del state
+def _send(_state: State, payload: bytes) -> Needs:
     yield topic("write", unpack_send(payload).topic)
 
 
@@ -115,13 +114,11 @@ def _fetch(state: State, payload: bytes) -> Needs:
         yield from (topic("read", each.name) for each in topics if each is not None)
 
 
-def _ack(state: State, payload: bytes) -> Needs:
-    del state
+def _ack(_state: State, payload: bytes) -> Needs:
     yield group("read", unpack_ack(payload).group)
 
 
-def _read(state: State, payload: bytes) -> Needs:
-    del state
+def _read(_state: State, payload: bytes) -> Needs:
     yield topic("read", unpack_read(payload).topic)
 
 
@@ -182,8 +179,7 @@ def _of_plan(verb: str) -> CallNeeds:
     return needs
 
 
-def _schema(state: State, args: Any) -> Needs:  # noqa: ANN401
-    del state
+def _schema(_state: State, args: Any) -> Needs:  # noqa: ANN401
     changes = not args.dry_run and (args.json_schema, args.compatibility) != (None, None)
     yield topic("alter" if changes else "describe", args.name)
 
@@ -195,27 +191,23 @@ def _describe_topics(state: State, args: Any) -> Needs:  # noqa: ANN401
             yield topic("create", name)
 
 
-def _join(state: State, args: Any) -> Needs:  # noqa: ANN401
-    del state
+def _join(_state: State, args: Any) -> Needs:  # noqa: ANN401
     yield group("read", args.group)
     yield from (topic("read", name) for name in args.topics)
 
 
-def _clone(state: State, args: Any) -> Needs:  # noqa: ANN401
-    del state
+def _clone(_state: State, args: Any) -> Needs:  # noqa: ANN401
     yield group("operate", args.group)
     yield group("operate", args.to)
 
 
-def _edit(state: State, args: Any) -> Needs:  # noqa: ANN401
-    del state
+def _edit(_state: State, args: Any) -> Needs:  # noqa: ANN401
     yield group("operate", args.group)
     yield group("read", args.group)
 
 
-def _redrive(state: State, args: Any) -> Needs:  # noqa: ANN401
+def _redrive(_state: State, args: Any) -> Needs:  # noqa: ANN401
     """Return the needs of a redrive: it brings bodies to where others may read them."""
-    del state
     yield group("operate", args.group)
     yield group("read", args.group)
     if args.to is not None:
@@ -231,13 +223,11 @@ def _check(state: State, args: Any) -> Needs:  # noqa: ANN401
         yield owner(state, "write", bytes.fromhex(args.token))
 
 
-def _stores(state: State, args: Any) -> Needs:  # noqa: ANN401
-    del state
+def _stores(_state: State, args: Any) -> Needs:  # noqa: ANN401
     yield SHOW_CLUSTER[0] if args.group is None else group("describe", args.group)
 
 
-def _delayed(state: State, args: Any) -> Needs:  # noqa: ANN401
-    del state
+def _delayed(_state: State, args: Any) -> Needs:  # noqa: ANN401
     yield SHOW_CLUSTER[0] if args.topic is None else topic("describe", args.topic)
 
 

@@ -10,8 +10,8 @@ import structlog
 
 from txmq.broker.reactor.steady_clock import BELIEVED_US
 from txmq.core.events.base import TimeNoted
-from txmq.core.events.outcome import Rejected
 from txmq.core.retention.broker_time import CONFIRMED_S, TOLERATED_US, NoteTime
+from txmq.errors import RequestRejected
 from txmq.model.units import SECOND
 
 if TYPE_CHECKING:
@@ -129,14 +129,13 @@ class ClockService:
 
     def _note(self, command: object) -> None:
         def noted(reply: object) -> None:
-            if isinstance(reply, Rejected):  # no space: the next tick tries again
+            if isinstance(reply, RequestRejected):  # no space: the next tick tries again
                 log.error("clock.not_noted", reason=reply.message)
 
         self._engine.submit(command, noted)
 
-    def _noted(self, event: TimeNoted, context: RecordContext) -> None:
+    def _noted(self, event: TimeNoted, _context: RecordContext) -> None:
         # Before another record: it would have the time before.
-        del context
         log.info("clock.noted", doubted_s=event.doubted / SECOND, back_s=event.back / SECOND)
         if self._follows:
             self._clock.follow()

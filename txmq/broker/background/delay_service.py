@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from txmq.core.events.outcome import Rejected
 from txmq.core.topics import delayed
 from txmq.core.topics.delay_rules import ForgetRecalls, PublishDue
+from txmq.errors import RequestRejected
 from txmq.model.units import SECOND
 
 if TYPE_CHECKING:
@@ -58,14 +58,14 @@ class DelayService:
         self._busy = True
         self._engine.submit(PublishDue(), self._stepped)
 
-    def _stepped(self, more: bool | Rejected) -> None:  # noqa: FBT001  # the core's reply
+    def _stepped(self, more: bool | RequestRejected) -> None:  # noqa: FBT001  # the core's reply
         self._busy = False
         if more is True and not self._stopped:
             self._timer = self._clock.callLater(0, self._step)
         elif more is False:  # else there was no space: the next look tries again
             self.tick()
 
-    def _forgot(self, more: bool | Rejected) -> None:  # noqa: FBT001  # the core's reply
+    def _forgot(self, more: bool | RequestRejected) -> None:  # noqa: FBT001  # the core's reply
         if more is True and not self._stopped:
             self._clock.callLater(LOOK_AHEAD_S, self.forget_recalls)
 

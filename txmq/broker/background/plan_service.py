@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 from txmq.broker.background.paced_steps import PacedSteps
 from txmq.broker.background.plan_pace import PlanPace
-from txmq.core.events.outcome import Rejected
 from txmq.core.replay import building, cleanup, putting_back
 from txmq.core.replay.abandoning import AbandonNextLetters
 from txmq.core.replay.building import AddPlanLetters, FreezePlan
@@ -23,6 +22,7 @@ from txmq.core.replay.policies import is_own, replayable
 from txmq.core.replay.putting_back import AdvancePlan, AdvanceReply
 from txmq.core.state.plans import FINISHED, RUNNING, LetterOutcome, Plan, PlanState
 from txmq.crashpoints import crashpoint
+from txmq.errors import RequestRejected
 from txmq.model.units import DAY
 from txmq.wire.calls.letters import DlqReplay, SelectionArgs
 
@@ -52,7 +52,7 @@ class PlanService:
         engine: Engine,
         turns: TurnWork,
         clock: Clock,
-        next_places: Callable[[DlqReplay, int], Steps[dict[str, Any] | Rejected]],
+        next_places: Callable[[DlqReplay, int], Steps[dict[str, Any]]],
     ) -> None:
         """`next_places` finds the next letters of a selection, at most so many."""
         self._engine, self._turns, self._clock = engine, turns, clock
@@ -208,7 +208,7 @@ class PlanService:
 
     def _done(self, plan: Plan, then: Callable[[Plan, Any], None], reply: object) -> None:
         self._busy.discard(plan.plan_id)
-        if isinstance(reply, Rejected):  # the disk is full, for example
+        if isinstance(reply, RequestRejected):  # the disk is full, for example
             self._rest(plan)
         then(plan, reply)
 
@@ -216,9 +216,9 @@ class PlanService:
         """Try this plan again after a while; the others go on."""
         self._resting_until[plan.plan_id] = self._now() + REST_S
 
-    def _found(self, plan: Plan, page: dict[str, Any] | Rejected) -> None:
+    def _found(self, plan: Plan, page: dict[str, Any] | RequestRejected) -> None:
         """Add the letters that the search has found."""
-        if isinstance(page, Rejected):  # its topic was deleted meanwhile
+        if isinstance(page, RequestRejected):  # its topic was deleted meanwhile
             page = {"letters": (), "damaged": (), "next": None}
         crashpoint("plan.before_add")
         letters = page["letters"]
@@ -248,15 +248,14 @@ class PlanService:
 
     def _added(self, plan: Plan, reply: object) -> None:
         crashpoint("plan.after_add")
-        if not isinstance(reply, Rejected) and plan.state is PlanState.BUILDING:
+        if not isinstance(reply, RequestRejected) and plan.state is PlanState.BUILDING:
             self._begin(plan)
 
     def _freeze(self, plan: Plan, digest: str) -> None:
         crashpoint("plan.before_freeze")
         self._submit(plan, FreezePlan(plan.plan_id, digest), self._frozen)
 
-    def _frozen(self, plan: Plan, reply: object) -> None:
-        del plan, reply
+    def _frozen(self, _plan: Plan, _reply: object) -> None:
         crashpoint("plan.after_freeze")
 
     def _advanced(self, plan: Plan, reply: object, before: PlanState) -> None:

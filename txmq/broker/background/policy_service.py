@@ -7,7 +7,6 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from txmq.core.events.outcome import Rejected
 from txmq.core.replay.policies import (
     FirePolicy,
     ReplayPolicy,
@@ -16,6 +15,7 @@ from txmq.core.replay.policies import (
     replayable,
     waits_for,
 )
+from txmq.errors import RequestRejected
 from txmq.model import limits
 from txmq.wire.calls.letters import DlqReplay, SelectionArgs
 
@@ -37,7 +37,7 @@ class PolicyService:
         self,
         engine: Engine,
         turns: TurnWork,
-        next_places: Callable[[DlqReplay, int], Steps[dict[str, Any] | Rejected]],
+        next_places: Callable[[DlqReplay, int], Steps[dict[str, Any]]],
     ) -> None:
         """`next_places` finds the next letters of a selection, at most so many."""
         self._engine, self._turns, self._next_places = engine, turns, next_places
@@ -86,7 +86,7 @@ class PolicyService:
         then = partial(self._found, group.name, select)
         self._turns.run(self, self._search(args), then)
 
-    def _search(self, args: DlqReplay) -> Steps[dict[str, Any] | Rejected]:
+    def _search(self, args: DlqReplay) -> Steps[dict[str, Any]]:
         """Search; after a failure, such as a disk that is away, a later tick does."""
         try:
             return (yield from self._next_places(args, SEARCHED))
@@ -94,11 +94,13 @@ class PolicyService:
             self._looking.discard(args.group)
             raise
 
-    def _found(self, group: str, select: SelectionArgs, page: dict[str, Any] | Rejected) -> None:
+    def _found(
+        self, group: str, select: SelectionArgs, page: dict[str, Any] | RequestRejected
+    ) -> None:
         self._looking.discard(group)
         state = self._engine.state
         of = state.groups.by_name.get(group)
-        if isinstance(page, Rejected) or of is None:  # its topic, or the group, was deleted
+        if isinstance(page, RequestRejected) or of is None:  # its topic, or the group, was deleted
             return
         if replayable(state, of, page["letters"]):
             self._engine.submit(FirePolicy(group, select.model_dump_json()))

@@ -6,8 +6,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from txmq.core.events.outcome import Rejected
 from txmq.core.transactions.large_publication import AdvanceBacklog, BacklogStep
+from txmq.errors import RequestRejected
 
 if TYPE_CHECKING:
     from txmq.broker.engine.engine import Engine
@@ -47,9 +47,9 @@ class PublicationService:
             AdvanceBacklog(self._engine.store.durable, self._checked), self._stepped
         )
 
-    def _stepped(self, reply: BacklogStep | Rejected) -> None:
+    def _stepped(self, reply: BacklogStep | RequestRejected) -> None:
         self._busy = False
-        if isinstance(reply, Rejected):  # the disk is full: the timer tries again
+        if isinstance(reply, RequestRejected):  # the disk is full: the timer tries again
             return
         self._checked = reply.checked
         if not reply.idle:

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from txmq.broker.engine.engine import Engine
-    from txmq.broker.engine.turn_work import TurnWork
     from txmq.core.steps import Steps
     from txmq.wire.calls import audit as wire
 
@@ -29,14 +28,11 @@ MAX_SCANNED = 4_000  # entries of one reply
 class AuditCalls:
     """Calls about what operators did."""
 
-    def __init__(self, engine: Engine, turns: TurnWork) -> None:
-        self._engine, self._turns = engine, turns
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
         self.handlers: dict[str, Handler] = {"audit.list": self.list_entries}
 
-    def list_entries(self, call: CallContext, args: wire.AuditList) -> None:
-        self._turns.run(call.reader, self._list(args), call.answer)
-
-    def _list(self, args: wire.AuditList) -> Steps[dict[str, Any]]:
+    def list_entries(self, call: CallContext, args: wire.AuditList) -> Steps[dict[str, Any]]:
         topic = self._engine.state.topics[AUDIT]
         found: list[dict[str, Any]] = []
         scanned, following = 0, args.after

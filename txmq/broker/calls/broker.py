@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 from uuid import UUID
 
 from txmq.broker.monitoring.alarm import Alarm
-from txmq.core.events.outcome import Rejected
 from txmq.core.state import restores
 from txmq.errors import BadRequest
 from txmq.model.own_topics import is_own
@@ -23,10 +22,9 @@ if TYPE_CHECKING:
     from txmq.wire.calls.arguments import NoArgs, SeriesArgs, StatsArgs
 
 
-NO_RECEIVER = Rejected(
-    BadRequest,
+NO_RECEIVER = BadRequest(
     "nobody is told of alarms",
-    "name a receiver in the broker's settings: [[alarms.webhook]] or [[alarms.mail]]",
+    hint="name a receiver in the broker's settings: [[alarms.webhook]] or [[alarms.mail]]",
 )
 
 
@@ -46,14 +44,13 @@ class BrokerCalls:
         self.handlers: dict[str, Handler] = {
             "broker.show": self.show,
             "broker.alarms": self.alarms,
-            "alarms.test": self.test_alarms,
+            "alarms.test": self.send_test_alarm,
             "broker.stats": self.stats,
             "broker.series": self.series,
             "alarms.report": self.report,
         }
 
     def show(self, call: CallContext, args: NoArgs) -> None:
-        del args
         store, state = self._engine.store, self._engine.state
         space = self._engine.disk.space
         incarnation = restores.incarnation(state)
@@ -81,12 +78,10 @@ class BrokerCalls:
         """List alarms, at once: with a full disk, which is an alarm, nothing becomes
         durable.
         """
-        del args
         call.answer({"alarms": [alarm._asdict() for alarm in self._alarms.raised()]})
 
-    def test_alarms(self, call: CallContext, args: NoArgs) -> None:
+    def send_test_alarm(self, call: CallContext, args: NoArgs) -> None:
         """Tell all receivers of an alarm that is none, and answer when they had it."""
-        del args
         by = f" by {call.user}" if call.user else ""
         alarm = Alarm(
             "alarms.test", "critical", self._engine.now(), f"a test{by}", "nothing is to be done"
@@ -95,7 +90,8 @@ class BrokerCalls:
         told.addCallback(lambda found: call.answer({"receivers": found} if found else NO_RECEIVER))
 
     def report(self, call: CallContext, args: AlarmsReport) -> None:
-        call.answer(self._alarms.reported.report(args, call.user) or {})
+        self._alarms.reported.report(args, call.user)
+        call.answer({})
 
     def stats(self, call: CallContext, args: StatsArgs) -> None:
         call.answer(self._statistics.describe(args.limit))

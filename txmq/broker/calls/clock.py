@@ -9,7 +9,6 @@ import structlog
 
 from txmq.broker.background.clock_service import contradicting
 from txmq.broker.calls.operators import audited
-from txmq.core.events.outcome import Rejected
 from txmq.errors import BadRequest
 
 if TYPE_CHECKING:
@@ -17,6 +16,7 @@ if TYPE_CHECKING:
     from txmq.broker.calls.dispatcher import CallContext, Handler
     from txmq.wire.calls.arguments import ClockConfirm, NoArgs
 
+LOOK = "look at the clocks: `txmq clock`; if this one is right all the same, --force"
 log = structlog.get_logger()
 
 
@@ -28,25 +28,16 @@ class ClockCalls:
         self.handlers: dict[str, Handler] = {"clock.show": self.show, "clock.confirm": self.confirm}
 
     def show(self, call: CallContext, args: NoArgs) -> None:
-        del args
         call.answer(_view(self._clock.status()))
 
     def confirm(self, call: CallContext, args: ClockConfirm) -> None:
         others = contradicting(self._clock.status())
         if others and not args.force:
-            call.answer(_contradiction(others))
-            return
+            message = f"the clocks of {', '.join(others)} are not near this machine's"
+            raise BadRequest(message, hint=LOOK)
         log.warning("clock.confirmed", operator=args.operator, reason=args.reason)
         self._clock.confirm(args.operator, partial(audited, "clock.confirm", "clock", args))
         call.answer(_view(self._clock.status()))
-
-
-def _contradiction(others: list[str]) -> Rejected:
-    return Rejected(
-        BadRequest,
-        f"the clocks of {', '.join(others)} are not near this machine's",
-        "look at the clocks: `txmq clock`; if this one is right all the same, --force",
-    )
 
 
 def _view(clock: ClockStatus) -> dict[str, Any]:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 import structlog
 
+from txmq.broker.calls.dispatcher import unless_refused
 from txmq.broker.calls.operators import audited
 from txmq.core import log_list as rules
 from txmq.core.audit import Noted
-from txmq.core.events.outcome import Rejected
 from txmq.errors import BadRequest
 from txmq.model.cluster import ClusterView, ListedLog, LogList, NodeView
 from txmq.version import __version__
@@ -28,14 +27,6 @@ if TYPE_CHECKING:
     LogListArgs = AddLogs | ChangeLog | CopyLogs
 
 log = structlog.get_logger()
-ALONE = Rejected(
-    BadRequest, "this broker shares its log with nobody", "see docs/operations/cluster.md"
-)
-NO_FOLLOWER = Rejected(
-    BadRequest,
-    "no other node is known to follow: nobody would lead until this one does again",
-    "txmq cluster nodes; start another one, or: --force",
-)
 
 
 class Alone:
@@ -63,7 +54,6 @@ class ClusterCalls:
 
     def describe(self, call: CallContext, args: NoArgs) -> None:
         """List nodes and logs, at once: it is asked when nothing becomes durable."""
-        del args
         view = self._view()
         nodes = [node._asdict() for node in view.nodes]
         call.answer({**view._asdict(), "nodes": nodes, "logs": list_view(self._logs())})
@@ -123,17 +113,15 @@ class LogListCalls:
         return self._engine.store.log_id
 
     def _submit(self, call: CallContext, name: str, args: LogListArgs, command: object) -> None:
-        def answer(reply: LogList | Rejected) -> None:
-            if isinstance(reply, Rejected):
-                call.answer(reply)
-                return
+        def answer(reply: LogList) -> None:
             call.answer(list_view(reply))
             if reply.version > self.durable.version:
                 self._durable = reply
                 log.warning("cluster.logs_listed", version=reply.version, logs=len(reply.logs))
                 self._changed()
 
-        self._engine.submit(audited(name, "cluster", args, command), answer)
+        acted = audited(name, "cluster", args, command)
+        self._engine.submit(acted, unless_refused(call.answer, answer))
 
 
 class LeaderCalls:
@@ -147,18 +135,18 @@ class LeaderCalls:
         """Note it in the audit topic, answer, and let another node lead."""
         node = self._node
         if node is None:
-            call.answer(ALONE)
-        elif not args.force and not node.view().followers:
-            call.answer(NO_FOLLOWER)
-        else:
-            command = audited("cluster.step_down", "cluster", args, Noted())
-            log.warning("cluster.steps_down", operator=args.operator, reason=args.reason)
-            self._engine.submit(command, partial(_step_down, call, node))
+            message = "this broker shares its log with nobody"
+            raise BadRequest(message, hint="see docs/operations/cluster.md")
+        if not args.force and not node.view().followers:
+            message = (
+                "no other node is known to follow: nobody would lead until this one does again"
+            )
+            raise BadRequest(message, hint="txmq cluster nodes; start another one, or: --force")
 
+        def noted(_reply: object) -> None:
+            call.answer({})
+            node.step_down()
 
-def _step_down(call: CallContext, node: ClusterNode, reply: object) -> None:
-    if isinstance(reply, Rejected):
-        call.answer(reply)
-        return
-    call.answer({})
-    node.step_down()
+        command = audited("cluster.step_down", "cluster", args, Noted())
+        log.warning("cluster.steps_down", operator=args.operator, reason=args.reason)
+        self._engine.submit(command, unless_refused(call.answer, noted))

@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from txmq.batch import single_row
 from txmq.broker.calls import operators
-from txmq.broker.calls.dispatcher import CallContext, then
+from txmq.broker.calls.dispatcher import CallContext, then, unless_refused
 from txmq.broker.calls.operators import audited
 from txmq.broker.engine.log_reader import read_batches
 from txmq.broker.engine.message_copies import MessageCopies
 from txmq.core.consumers import group_redrives
 from txmq.core.consumers.failures import closed_reason, find_message
 from txmq.core.consumers.group_redrives import GiveLetters, GivenLetter
-from txmq.core.events.outcome import Rejected
 from txmq.crashpoints import crashpoint
 from txmq.errors import CorruptRecord
 
@@ -53,29 +52,24 @@ class GroupRedrives:
         self._copies = MessageCopies(engine)
 
     def give(self, call: CallContext, args: wire.DlqRedrive) -> None:
-        def read(page: _Page | Rejected) -> None:
-            if isinstance(page, Rejected):
-                call.answer(page)
-            elif page.batches:
+        def read(page: _Page) -> None:
+            if page.batches:
                 self._store(call, args, page)
             else:
                 self._point(call, args, page)
 
-        self._letters.turns.run(call.reader, self._read(args), read)
+        answer = unless_refused(call.answer, read)
+        self._letters.turns.run(call.reader, self._read(args), answer)
 
-    def _read(self, args: wire.DlqRedrive) -> Steps[_Page | Rejected]:
+    def _read(self, args: wire.DlqRedrive) -> Steps[_Page]:
         assert args.to_group is not None, "it is what the call wants"
         groups = group_redrives.find_groups(self._state, args.group, args.to_group)
-        if isinstance(groups, Rejected):
-            return groups
         page = _Page([], [], [], [], {})
         read = self._read_named if args.letters else self._read_selected
-        refused = yield from read(args, groups[0], page)
-        return page if refused is None else refused
+        yield from read(args, groups[0], page)
+        return page
 
-    def _read_named(
-        self, args: wire.DlqRedrive, group: ConsumerGroup, page: _Page
-    ) -> Steps[Rejected | None]:
+    def _read_named(self, args: wire.DlqRedrive, group: ConsumerGroup, page: _Page) -> Steps[None]:
         left: list[TopicOffset] = []
         for number, letter in enumerate(dict.fromkeys(args.letters), 1):
             ref, row = find_message(self._state, group, *letter)
@@ -86,15 +80,11 @@ class GroupRedrives:
             if not number % PER_STEP:
                 yield
         page.rest["left"] = left
-        return None
 
     def _read_selected(
-        self, args: wire.DlqRedrive, group: ConsumerGroup, page: _Page
-    ) -> Steps[Rejected | None]:
-        del group
+        self, args: wire.DlqRedrive, _group: ConsumerGroup, page: _Page
+    ) -> Steps[None]:
         selected = self._letters.selected(args, args.cursor)
-        if isinstance(selected, Rejected):
-            return selected
         full = False
         while not (full or selected.scan.ended or selected.exhausted):
             for found, damaged in selected.places():
@@ -126,16 +116,13 @@ class GroupRedrives:
         return True
 
     def _store(self, call: CallContext, args: wire.DlqRedrive, page: _Page) -> None:
-        def stored(spans: list[LogSpan] | Rejected) -> None:
-            if isinstance(spans, Rejected):
-                call.answer(spans)
-                return
+        def stored(spans: list[LogSpan]) -> None:
             crashpoint("redrive.after_copy")
             for number, span in zip(page.copied, spans, strict=True):
                 page.letters[number] = page.letters[number]._replace(span=span)
             self._point(call, args, page)
 
-        self._copies.store(page.batches, stored)
+        self._copies.store(page.batches, unless_refused(call.answer, stored))
 
     def _point(self, call: CallContext, args: wire.DlqRedrive, page: _Page) -> None:
         assert args.to_group is not None, "it is what the call wants"

@@ -12,7 +12,6 @@ from txmq.broker.search import message_view
 from txmq.core.consumers import commands as core
 from txmq.core.consumers import group_views
 from txmq.core.consumers.stall_reasons import StallContext
-from txmq.core.events.outcome import Rejected
 from txmq.core.state.visibility import offset_at_time
 from txmq.errors import CorruptRecord
 from txmq.model.units import MILLISECOND
@@ -23,7 +22,6 @@ if TYPE_CHECKING:
     from txmq.broker.delivery.group_paces import GroupPaces
     from txmq.broker.delivery.member_sessions import MemberSessions
     from txmq.broker.engine.engine import Engine
-    from txmq.broker.engine.turn_work import TurnWork
     from txmq.core.state.consumer_groups import GroupSettings
     from txmq.core.state.state import State
     from txmq.core.steps import Steps
@@ -37,10 +35,8 @@ KEY_READ_BYTES = 2 << 20  # of one batch: it is read in one step
 class GroupCalls:
     """Calls of operators about consumer groups."""
 
-    def __init__(
-        self, engine: Engine, sessions: MemberSessions, turns: TurnWork, paces: GroupPaces
-    ) -> None:
-        self._engine, self._sessions, self._turns, self._paces = engine, sessions, turns, paces
+    def __init__(self, engine: Engine, sessions: MemberSessions, paces: GroupPaces) -> None:
+        self._engine, self._sessions, self._paces = engine, sessions, paces
         self.handlers: dict[str, Handler] = {
             "group.list": self.list_groups,
             "group.show": self.show,
@@ -52,14 +48,9 @@ class GroupCalls:
             "group.resume": lambda call, args: self._pause(call, args, paused=False),
         }
 
-    def list_groups(self, call: CallContext, args: ListArgs) -> None:
-        self._turns.run(call.reader, self._list(args), call.answer)
-
-    def _list(self, args: ListArgs) -> Steps[dict[str, Any] | Rejected]:
+    def list_groups(self, call: CallContext, args: ListArgs) -> Steps[dict[str, Any]]:
         known = self._engine.state.groups.by_name
         page = page_of(known, args, "consumer groups")
-        if isinstance(page, Rejected):
-            return page
         found: list[dict[str, Any]] = []
         for name in page.names:
             group = known.get(name)
@@ -69,7 +60,7 @@ class GroupCalls:
             yield
         return {"groups": found, "next": page.following}
 
-    def show(self, call: CallContext, args: wire.GroupArgs) -> None:
+    def show(self, call: CallContext, args: wire.GroupArgs) -> Steps[dict[str, Any]]:
         engine, paused = self._engine, self._sessions.paused_topics(args.group)
         seen = StallContext(
             engine.store.durable,
@@ -78,15 +69,13 @@ class GroupCalls:
             paused,
             self._paces.holds(args.group),
         )
-        self._turns.run(call.reader, self._describe(args.group, seen), call.answer)
+        return self._describe(args.group, seen)
 
-    def _describe(self, name: str, seen: StallContext) -> Steps[dict[str, Any] | Rejected]:
+    def _describe(self, name: str, seen: StallContext) -> Steps[dict[str, Any]]:
         """Describe a group, with the keys of its fences as far as `KEYS_READ_BYTES` of
         their messages tell them.
         """
         described = yield from group_views.describe_group(self._engine.state, name, seen)
-        if isinstance(described, Rejected):
-            return described
         for member in described["member_list"]:
             member.update(self._sessions.place_of(name, member["member"])._asdict())
         left = KEYS_READ_BYTES

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from txmq.broker.calls.dispatcher import CallContext, Handler, then
 from txmq.core.consumers import effects
-from txmq.core.events.outcome import Rejected
 
 if TYPE_CHECKING:
     from txmq.broker.engine.engine import Engine
@@ -31,13 +30,12 @@ class InboxCalls:
             "inbox.restore": self.restore,
         }
 
-    def show(self, call: CallContext, args: wire.InboxArgs) -> None:
+    def show(self, call: CallContext, args: wire.InboxArgs) -> dict[str, Any]:
         described = effects.describe_inbox(self._engine.state, _partition(args))
-        if not isinstance(described, Rejected):
-            ends = self._ends_at_start.get(args.topic_id, ())
-            began_at = ends[args.partition] if args.partition < len(ends) else 0
-            described |= {"run": self._run, "began_at": began_at}
-        self._engine.answer_when_durable(call.answer, described)
+        ends = self._ends_at_start.get(args.topic_id, ())
+        began_at = ends[args.partition] if args.partition < len(ends) else 0
+        described |= {"run": self._run, "began_at": began_at}
+        return described
 
     def open(self, call: CallContext, args: wire.InboxOpen) -> None:
         command = effects.OpenInbox(_partition(args), args.applied)

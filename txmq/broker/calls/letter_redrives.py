@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from txmq.batch import BatchView, edited_row, single_row
 from txmq.broker.calls import operators
-from txmq.broker.calls.dispatcher import CallContext, Handler, then
+from txmq.broker.calls.dispatcher import CallContext, Handler, then, unless_refused
 from txmq.broker.calls.group_redrives import GroupRedrives
 from txmq.broker.calls.operators import audited
 from txmq.broker.engine.log_reader import read_batches
 from txmq.core.consumers.authorization import find_group
 from txmq.core.consumers.failures import closed_reason, find_message
 from txmq.core.consumers.letter_redrives import RedriveLetters, WantedCopy
-from txmq.core.events.outcome import Rejected
 from txmq.core.topics.topics import find_topic
 from txmq.crashpoints import crashpoint
 from txmq.errors import BadRequest, CorruptRecord, LocalProtocolError
@@ -66,20 +66,12 @@ class RedriveCalls:
         self.handlers: dict[str, Handler] = {"dlq.redrive": self.redrive}
 
     def redrive(self, call: CallContext, args: wire.DlqRedrive) -> None:
-        if refused := _mistake(args):
-            call.answer(refused)
-            return
+        _refuse_mistake(args)
         if args.to_group is not None:
             self._groups.give(call, args)
             return
-
-        def read(page: _Page | Rejected) -> None:
-            if isinstance(page, Rejected):
-                call.answer(page)
-            else:
-                self._publish(call, args, page)
-
-        self._turns.run(call.reader, self._read(args), read)
+        publish = partial(self._publish, call, args)
+        self._turns.run(call.reader, self._read(args), unless_refused(call.answer, publish))
 
     def _publish(self, call: CallContext, args: wire.DlqRedrive, page: _Page) -> None:
         assert args.to is not None, "it is what the call wants"
@@ -105,18 +97,12 @@ class RedriveCalls:
         acted = audited("dlq.redrive", operators.group(args.group), args, command)
         self._engine.submit(acted, then(call.answer, published))
 
-    def _read(self, args: wire.DlqRedrive) -> Steps[_Page | Rejected]:
+    def _read(self, args: wire.DlqRedrive) -> Steps[_Page]:
         assert args.to is not None, "it is what the call wants"
         group, to = find_group(self._state, args.group), find_topic(self._state, args.to)
-        if isinstance(group, Rejected):
-            return group
-        if isinstance(to, Rejected):
-            return to
         copies = _Copies(_Source(group, to, args.operator, args.traceparent))
         read = self._read_named if args.letters else self._read_selected
         rest = yield from read(args, copies)
-        if isinstance(rest, Rejected):
-            return rest
         return _Page(tuple(copies.copies), to.epoch, tuple(copies.refused), rest)
 
     def _read_named(self, args: wire.DlqRedrive, copies: _Copies) -> Steps[dict[str, Any]]:
@@ -130,12 +116,8 @@ class RedriveCalls:
             yield
         return {"left": left}
 
-    def _read_selected(
-        self, args: wire.DlqRedrive, copies: _Copies
-    ) -> Steps[dict[str, Any] | Rejected]:
+    def _read_selected(self, args: wire.DlqRedrive, copies: _Copies) -> Steps[dict[str, Any]]:
         selected = self._letters.selected(args, args.cursor)
-        if isinstance(selected, Rejected):
-            return selected
         full = False
         while not (full or selected.scan.ended or selected.exhausted):
             for found, damaged in selected.places():
@@ -192,15 +174,14 @@ class RedriveCalls:
         return WantedCopy(letter, row.number, row.edits, place, copied)
 
 
-def _mistake(args: wire.DlqRedrive) -> Rejected | None:
+def _refuse_mistake(args: wire.DlqRedrive) -> None:
     if (args.to is None) == (args.to_group is None):
         message = "copies for neither or both"
-        return Rejected(BadRequest, message, "send either `to`, a topic, or `to_group`")
+        raise BadRequest(message, hint="send either `to`, a topic, or `to_group`")
     if bool(args.letters) == args.selects or len(args.letters) > MAX_COPIES:
         message = f"{len(args.letters)} letters{' and a selection' if args.selects else ''}"
         hint = f"send either a selection, or 1 to {MAX_COPIES} letters"
-        return Rejected(BadRequest, message, hint)
-    return None
+        raise BadRequest(message, hint=hint)
 
 
 class _Copies:

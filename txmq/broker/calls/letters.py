@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from txmq.batch import BatchView, single_row
 from txmq.broker.calls import operators
-from txmq.broker.calls.dispatcher import CallContext, Handler, then
+from txmq.broker.calls.dispatcher import CallContext, Handler, Reply, then, unless_refused
 from txmq.broker.calls.operators import audited, operator_note
 from txmq.broker.calls.pages import page_of
 from txmq.broker.engine.log_reader import read_batches
@@ -34,9 +34,8 @@ from txmq.core.consumers.letter_selection import (
     ScanPosition,
 )
 from txmq.core.consumers.letter_trials import TryLetter, outcome_of
-from txmq.core.events.outcome import Rejected
 from txmq.core.state.letter_cells import LetterState
-from txmq.errors import BadRequest, CorruptRecord, UnknownTopic
+from txmq.errors import BadRequest, CorruptRecord, RequestRejected, UnknownTopic
 from txmq.model.content import content_of
 from txmq.model.keys import key_hash
 from txmq.wire.calls.audit import AuditList
@@ -191,30 +190,25 @@ class DeadLetterCalls:
             "dlq.saved": self.saved,
         }
 
-    def list_letters(self, call: CallContext, args: wire.DlqList) -> None:
+    def list_letters(self, call: CallContext, args: wire.DlqList) -> Reply:
         if args.after if args.selects else args.cursor is not None:
-            call.answer(Rejected(BadRequest, "the page before was of another list", REPEAT))
-        elif args.selects:
-            self.turns.run(call.reader, self._select(args), call.answer)
-        else:
-            self._list_by_number(call, args)
+            raise BadRequest("the page before was of another list", hint=REPEAT)
+        if args.selects:
+            return self._select(args)
+        return self._list_by_number(args)
 
-    def _list_by_number(self, call: CallContext, args: wire.DlqList) -> None:
+    def _list_by_number(self, args: wire.DlqList) -> dict[str, Any]:
         """Answer a client that knows no selections."""
-        found = letter_views.list_letters(self.state, args.group, args.after, args.limit)
-        if isinstance(found, Rejected):
-            call.answer(found)
-            return
-        letters, following = found
+        letters, following = letter_views.list_letters(
+            self.state, args.group, args.after, args.limit
+        )
         shown = list(message_view.fit_entries(self._views(letters, bodies=args.bodies)))
         if len(shown) < len(letters):
             following = shown[-1]["number"]
-        self._engine.answer_when_durable(call.answer, {"letters": shown, "next": following})
+        return {"letters": shown, "next": following}
 
-    def _select(self, args: wire.DlqList) -> Steps[dict[str, Any] | Rejected]:
+    def _select(self, args: wire.DlqList) -> Steps[dict[str, Any]]:
         selected = self.selected(args, args.cursor)
-        if isinstance(selected, Rejected):
-            return selected
         shown: list[dict[str, Any]] = []
         size, full = 0, False
         while not (full or selected.scan.ended or selected.exhausted):
@@ -234,39 +228,32 @@ class DeadLetterCalls:
             "scanned": selected.scan.examined,
         }
 
-    def selected(self, args: wire.SelectArgs, cursor: str | None) -> SelectedLetters | Rejected:
-        """Return the letters that a call selects, or why it cannot."""
+    def selected(self, args: wire.SelectArgs, cursor: str | None) -> SelectedLetters:
+        """Return the letters that a call selects."""
         group = find_group(self.state, args.group)
-        if isinstance(group, Rejected):
-            return group
         chosen = self.selection(args)
-        if isinstance(chosen, Rejected):
-            return chosen
         if chosen.topic is not None and chosen.topic not in self.state.topics:
             message = f"topic {chosen.topic!r} does not exist"
-            return Rejected(UnknownTopic, message, "see the topics: txmq topic list")
+            raise UnknownTopic(message, hint="see the topics: txmq topic list")
         return SelectedLetters(self, group, chosen, cursor)
 
-    def selection(self, args: wire.SelectArgs) -> SelectionArgs | Rejected:
+    def selection(self, args: wire.SelectArgs) -> SelectionArgs:
         """Return the selection that a call gives or names."""
         if args.saved is not None and args.select is not None:
             message = "both a selection and the name of one"
-            return Rejected(BadRequest, message, "send either select or saved")
+            raise BadRequest(message, hint="send either select or saved")
         if args.saved is None:
             return args.select or SelectionArgs()
         note = letter_notes.selection_of(self.state, args.saved)
         if note is None:
             message = f"there is no selection {args.saved!r}"
-            return Rejected(BadRequest, message, "see the selections: txmq dlq select list")
+            raise BadRequest(message, hint="see the selections: txmq dlq select list")
         return SelectionArgs.model_validate_json(note.text)
 
-    def show(self, call: CallContext, args: wire.DlqShow) -> None:
+    def show(self, call: CallContext, args: wire.DlqShow) -> Steps[dict[str, Any]]:
         letter = letter_views.describe_letter(
             self.state, args.group, args.topic, args.partition, args.offset, args.version
         )
-        if isinstance(letter, Rejected):
-            self._engine.answer_when_durable(call.answer, letter)
-            return
         # what is damaged has no body to show, and the rest of the letter is known
         view = self._view if args.bodies else self.fields_of
         fields = view(letter, bodies=args.bodies)
@@ -275,16 +262,10 @@ class DeadLetterCalls:
         plan = fields["plan"] or message_lives.last_plan(self.state, args.group, *place)
         if plan is not None:
             wanted.append(AuditList(about=f"plan:{plan}"))
-        shown = with_operations(self._engine, fields, *wanted)
-        self.turns.run(call.reader, shown, call.answer)
+        return with_operations(self._engine, fields, *wanted)
 
-    def stats(self, call: CallContext, args: wire.DlqStats) -> None:
-        self.turns.run(call.reader, self._count(args), call.answer)
-
-    def _count(self, args: wire.DlqStats) -> Steps[dict[str, Any] | Rejected]:
+    def stats(self, call: CallContext, args: wire.DlqStats) -> Steps[dict[str, Any]]:
         selected = self.selected(args, None)
-        if isinstance(selected, Rejected):
-            return selected
         group, judge = selected.group, selected.judge()
         chosen = core_selection(selected.args)
         counted = yield from letter_stats.count(
@@ -292,9 +273,11 @@ class DeadLetterCalls:
         )
         for row in counted["top_keys"]:
             place = (row.pop("topic"), row.pop("partition"), row.pop("offset"))
-            letter = letter_views.describe_letter(self.state, args.group, *place)
-            known = {} if isinstance(letter, Rejected) else self.fields_of(letter, bodies=False)
-            row["key"] = known.get("key")  # None = its letter is gone, or damaged
+            try:
+                letter = letter_views.describe_letter(self.state, args.group, *place)
+                row["key"] = self.fields_of(letter, bodies=False)["key"]
+            except RequestRejected:  # it is gone
+                row["key"] = None
         return counted
 
     def _views(self, letters: Sequence[LetterView], *, bodies: bool) -> Iterator[dict[str, Any]]:
@@ -396,16 +379,12 @@ class DeadLetterCalls:
         """Change the letters that are named, or the next ones that are selected."""
         if bool(args.letters) == args.selects:
             message = "letters and a selection" if args.letters else "no letters"
-            call.answer(Rejected(BadRequest, message, "send either letters or a selection"))
-            return
+            raise BadRequest(message, hint="send either letters or a selection")
         if args.letters:
             self._submit(call, args, command(args.letters), lambda reply: reply._asdict())
             return
 
-        def found(page: dict[str, Any] | Rejected) -> None:
-            if isinstance(page, Rejected):
-                call.answer(page)
-                return
+        def found(page: dict[str, Any]) -> None:
             letters, unknown = page.pop("letters"), page.pop("damaged")
 
             def changed(reply: Any) -> dict[str, Any]:  # noqa: ANN401  # a LettersReply
@@ -413,15 +392,14 @@ class DeadLetterCalls:
 
             self._submit(call, args, command(letters), changed)
 
-        self.turns.run(call.reader, self.next_places(args, MAX_LETTERS), found)
+        answer = unless_refused(call.answer, found)
+        self.turns.run(call.reader, self.next_places(args, MAX_LETTERS), answer)
 
-    def next_places(self, args: wire.DlqReplay, most: int) -> Steps[dict[str, Any] | Rejected]:
+    def next_places(self, args: wire.DlqReplay, most: int) -> Steps[dict[str, Any]]:
         """Return the places of the next letters of a selection, and of the damaged
         ones.
         """
         selected = self.selected(args, args.cursor)
-        if isinstance(selected, Rejected):
-            return selected
         places: list[core.TopicOffset] = []
         damage: list[tuple[str, int, int, str]] = []
         while not (selected.scan.ended or selected.exhausted or len(places) == most):
@@ -451,11 +429,10 @@ class DeadLetterCalls:
         command = TryLetter(args.group, letter, args.member, operator_note(args))
         self._submit(call, args, command, lambda reply: reply._asdict())
 
-    def tried(self, call: CallContext, args: wire.DlqTried) -> None:
+    def tried(self, call: CallContext, args: wire.DlqTried) -> dict[str, Any]:
         letter = (args.topic, args.partition, args.offset)
         found = outcome_of(self.state, args.group, letter, args.number)
-        reply = found if isinstance(found, Rejected) else found._asdict()
-        self._engine.answer_when_durable(call.answer, reply)
+        return found._asdict()
 
     def note(self, call: CallContext, args: wire.DlqNote) -> None:
         by = operator_note(args)
@@ -468,17 +445,14 @@ class DeadLetterCalls:
         acted = audited(call.name, f"selection:{args.name}", args, command)
         self._engine.submit(acted, then(call.answer, lambda _reply: {}))
 
-    def saved(self, call: CallContext, args: wire.DlqSaved) -> None:
+    def saved(self, call: CallContext, args: wire.DlqSaved) -> dict[str, Any]:
         known = dict(letter_notes.selections(self.state))
         page = page_of(known, args, "selections")
-        if isinstance(page, Rejected):
-            call.answer(page)
-            return
         found = [
             {"name": name, "select": json.loads(known[name].text), **_author(known[name])}
             for name in page.names
         ]
-        self._engine.answer_when_durable(call.answer, {"selections": found, "next": page.following})
+        return {"selections": found, "next": page.following}
 
     def _submit(
         self,

@@ -14,7 +14,6 @@ from txmq.broker.search.everywhere import SearchEverywhere
 from txmq.broker.search.message_view import describe_message, read_view
 from txmq.broker.search.search import SearchQuery
 from txmq.core.consumers import message_lives
-from txmq.core.events.outcome import Rejected
 from txmq.core.state import failed_messages
 from txmq.core.topics import topics
 from txmq.core.transactions.model import get
@@ -23,7 +22,6 @@ from txmq.model.keys import key_hash
 
 if TYPE_CHECKING:
     from txmq.broker.engine.engine import Engine
-    from txmq.broker.engine.turn_work import TurnWork
     from txmq.broker.search.catalogue_service import CatalogueService
     from txmq.core.state.consumer_groups import MessageRef
     from txmq.core.steps import Steps
@@ -33,55 +31,37 @@ if TYPE_CHECKING:
 class MessageLifeCalls:
     """Calls that follow single messages and keys."""
 
-    def __init__(self, engine: Engine, catalogues: CatalogueService, turns: TurnWork) -> None:
-        self._engine, self._catalogues, self._turns = engine, catalogues, turns
+    def __init__(self, engine: Engine, catalogues: CatalogueService) -> None:
+        self._engine, self._catalogues = engine, catalogues
         self.handlers: dict[str, Handler] = {
             "message.search": self.search,
             "message.life": self.life,
             "message.deliveries": self.deliveries,
         }
 
-    def search(self, call: CallContext, args: wire.MessageSearch) -> None:
+    def search(self, call: CallContext, args: wire.MessageSearch) -> Steps[dict[str, Any]]:
         by_content = args.key is not None or args.content is not None
         if by_content == (args.id is not None):
             hint = "send either an id alone, or a key, a body, a header or correlations"
-            call.answer(Rejected(BadRequest, "a search for nothing, or for an id and more", hint))
-            return
+            raise BadRequest("a search for nothing, or for an id and more", hint=hint)
         wanted = SearchQuery(
             args.key, args.id, args.start, args.end, args.limit, args.bodies, args.content
         )
         search = SearchEverywhere(
             self._engine, self._catalogues, wanted, args.after, args.within_ms
         )
-        self._turns.run(call.reader, search.reply(), call.answer)
+        return search.reply()
 
-    def life(self, call: CallContext, args: wire.MessageLife) -> None:
-        self._turns.run(call.reader, self._life(args), call.answer)
-
-    def deliveries(self, call: CallContext, args: wire.MessageDeliveries) -> None:
-        refs: list[MessageRef] = []
-        for name, partition, offset in args.messages:
-            topic = topics.find_topic(self._engine.state, name, partition)
-            if isinstance(topic, Rejected):
-                call.answer(topic)
-                return
-            refs.append((topic.topic_id, partition, offset))
-        search = DeliverySearch(self._engine, refs, args.after, args.known, args.within_ms)
-        self._turns.run(call.reader, search.reply(), call.answer)
-
-    def _life(self, args: wire.MessageLife) -> Steps[dict[str, Any] | Rejected]:
+    def life(self, call: CallContext, args: wire.MessageLife) -> Steps[dict[str, Any]]:
         state = self._engine.state
         topic = topics.find_topic(state, args.topic, args.partition)
-        if isinstance(topic, Rejected):
-            return topic
         ref = (topic.topic_id, args.partition, args.offset)
         seen = yield from self._message(ref)
         if seen is None:
             place = f"{args.topic}/{args.partition}/{args.offset}"
-            return Rejected(
-                OffsetOutOfRange,
+            raise OffsetOutOfRange(
                 f"message {place} is not there: not published, or removed by retention",
-                "find messages: txmq trace --key KEY, or --id ID",
+                hint="find messages: txmq trace --key KEY, or --id ID",
             )
         message, key, visible_at = seen
         groups = yield from message_lives.groups_of(
@@ -96,6 +76,14 @@ class MessageLifeCalls:
             "transaction": self._transaction(message),
             "groups": groups,
         }
+
+    def deliveries(self, call: CallContext, args: wire.MessageDeliveries) -> Steps[dict[str, Any]]:
+        refs: list[MessageRef] = []
+        for name, partition, offset in args.messages:
+            topic = topics.find_topic(self._engine.state, name, partition)
+            refs.append((topic.topic_id, partition, offset))
+        search = DeliverySearch(self._engine, refs, args.after, args.known, args.within_ms)
+        return search.reply()
 
     def _message(self, ref: MessageRef) -> Steps[tuple[dict[str, Any], str | None, int] | None]:
         """Return the fields of a message, its key, and since when it is visible.

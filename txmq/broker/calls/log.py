@@ -13,7 +13,6 @@ from twisted.internet.defer import Deferred, execute
 from txmq.broker.calls.dispatcher import CallContext, Handler, then
 from txmq.broker.calls.operators import audited
 from txmq.broker.data_directory.log_holds import HOLD_S
-from txmq.core.events.outcome import Rejected
 from txmq.core.state import restores
 from txmq.core.topics.restored_log import AcceptRestore, NoteBackup
 from txmq.errors import BadRequest, StoreError, Throttled
@@ -62,7 +61,7 @@ class LogCalls:
         is_new = args.hold not in self._holds
         if not self._holds.hold(args.hold, args.position):
             hint = "wait for the other backups, or for their holds to end"
-            call.answer(Rejected(Throttled, f"{len(self._holds)} backups hold the log", hint))
+            call.answer(Throttled(f"{len(self._holds)} backups hold the log", hint=hint))
             return
         if is_new:
             log.info("log.held", hold=args.hold, user=call.user, position=args.position)
@@ -104,7 +103,7 @@ class LogCalls:
         log.info("log.backed_up", taken_at=args.taken_at)
         self._engine.submit(NoteBackup(args.taken_at), then(call.answer, lambda _reply: {}))
 
-    def restores(self, call: CallContext, args: wire.LogRestores) -> None:
+    def restores(self, call: CallContext, args: wire.LogRestores) -> dict[str, Any]:
         """Show the restores of the log, and the ends of the partitions at each."""
         state = self._engine.state
         topics = [
@@ -118,9 +117,7 @@ class LogCalls:
         ]
         shown = [_view(one) for one in state.restores]
         log_id = str(self._engine.store.log_id)
-        self._engine.answer_when_durable(
-            call.answer, {"log_id": log_id, "restores": shown, "topics": topics}
-        )
+        return {"log_id": log_id, "restores": shown, "topics": topics}
 
     def accept(self, call: CallContext, args: wire.RestoreAccept) -> None:
         log.warning("restore.accepted", operator=args.operator, reason=args.reason)
@@ -146,7 +143,7 @@ def _read(
 def _unreadable(failure: Failure, call: CallContext) -> None:
     failure.trap(StoreError)
     hint = "it may have been removed meanwhile: hold the log again"
-    call.answer(Rejected(BadRequest, str(failure.value), hint))
+    call.answer(BadRequest(str(failure.value), hint=hint))
 
 
 def _view(restore: Restore) -> dict[str, Any]:

@@ -12,7 +12,6 @@ from txmq.core.consumers import commands as core
 from txmq.core.consumers import group_views
 from txmq.core.consumers.failures import key_source
 from txmq.core.consumers.membership import JoinBegun, JoinReply
-from txmq.core.events.outcome import Rejected
 from txmq.crashpoints import crashpoint
 from txmq.model.retry import FailureReport
 from txmq.model.units import MILLISECOND, SECOND
@@ -130,13 +129,12 @@ class MemberCalls:
             wanted = wanted._replace(session_us=defaults.session_s * SECOND)
         return wanted
 
-    def heartbeat(self, call: CallContext, args: wire.Heartbeat) -> None:
+    def heartbeat(self, call: CallContext, args: wire.Heartbeat) -> dict[str, Any]:
         reply = group_views.describe_membership(
             self._engine.state, args.group, args.member, args.instance
         )
-        if not isinstance(reply, Rejected):
-            self._sessions.heartbeat(call.session, args.group, args.member, args.paused)
-        self._engine.answer_when_durable(call.answer, reply)
+        self._sessions.heartbeat(call.session, args.group, args.member, args.paused)
+        return reply
 
     def leave(self, call: CallContext, args: wire.MemberArgs) -> None:
         self._sessions.member_left(args.group, args.member)

@@ -14,7 +14,6 @@ from txmq.broker.search.search import (
     find_by_id,
     fit_page,
 )
-from txmq.core.events.outcome import Rejected
 from txmq.core.topics import delayed, topics
 from txmq.core.topics.delay_rules import Recall
 from txmq.core.topics.sends import SkipSequences
@@ -24,7 +23,6 @@ from txmq.model.message import message_id
 
 if TYPE_CHECKING:
     from txmq.broker.engine.engine import Engine
-    from txmq.broker.engine.turn_work import TurnWork
     from txmq.broker.search.catalogue_service import CatalogueService
     from txmq.core.state.state import Topic
     from txmq.core.steps import Steps
@@ -38,8 +36,8 @@ SCANNED_ROWS = 10_000  # rows, for one page of a topic's
 class MessageCalls:
     """Calls about messages by id, key, time and place."""
 
-    def __init__(self, engine: Engine, catalogues: CatalogueService, turns: TurnWork) -> None:
-        self._engine, self._catalogues, self._turns = engine, catalogues, turns
+    def __init__(self, engine: Engine, catalogues: CatalogueService) -> None:
+        self._engine, self._catalogues = engine, catalogues
         self.handlers: dict[str, Handler] = {
             "message.recall": self.recall,
             "message.delayed": self.list_delayed,
@@ -54,31 +52,27 @@ class MessageCalls:
             then(call.answer, lambda reply: {"recalled": reply.recalled}),
         )
 
-    def show(self, call: CallContext, args: wire.MessageShow) -> None:
+    def show(self, call: CallContext, args: wire.MessageShow) -> dict[str, Any]:
         """Find a message by its id alone. One that is not found may still be in a
         topic, where `find` looks.
         """
         found = find_by_id(self._engine.store, self._engine.state, args.id, bodies=args.bodies)
-        self._engine.answer_when_durable(call.answer, {"message": found})
+        return {"message": found}
 
-    def find(self, call: CallContext, args: wire.MessageFind) -> None:
+    def find(self, call: CallContext, args: wire.MessageFind) -> Steps[dict[str, Any]]:
         state = self._engine.state
         partition, offset = args.after or (args.partition or 0, args.offset)
         topic = topics.find_topic(state, args.topic, max(partition, args.partition or 0))
-        refused = topic if isinstance(topic, Rejected) else check_readable(topic)
-        if isinstance(topic, Rejected) or refused is not None:
-            call.answer(refused)
-            return
+        check_readable(topic)
         last = len(topic.end_offsets) if args.partition is None else args.partition + 1
         wanted = SearchQuery(
             args.key, args.id, args.start, args.end, args.limit, args.bodies, args.content
         )
-        steps = self._find(topic, wanted, range(partition, last), offset)
-        self._turns.run(call.reader, steps, call.answer)
+        return self._find(topic, wanted, range(partition, last), offset)
 
     def _find(
         self, topic: Topic, wanted: SearchQuery, partitions: range, offset: int
-    ) -> Steps[dict[str, Any] | Rejected]:
+    ) -> Steps[dict[str, Any]]:
         """Return a page, in steps: without a catalogue it scans megabytes."""
         found: list[dict[str, Any]] = []
         place: tuple[int, int] | None = (partitions.start, offset)
@@ -86,7 +80,7 @@ class MessageCalls:
         begun = BegunBatch()
         while place is not None and batches > 0 and size > 0 and len(found) < wanted.limit:
             if topic.deleted:
-                return topics.unknown_topic(topic.name)
+                raise topics.unknown_topic(topic.name)
             left = wanted._replace(limit=wanted.limit - len(found))
             try:
                 page = self._catalogues.search(
@@ -100,7 +94,7 @@ class MessageCalls:
                 )
             except CorruptRecord as error:
                 if batches == search.PAGE_BATCHES:
-                    return damaged(error)
+                    raise damaged(error) from None
                 break  # the next page begins with the damage, and reports it
             found += page.messages
             read += page.read
@@ -114,15 +108,12 @@ class MessageCalls:
         command = SkipSequences(producer, args.epoch, args.sequence, call.user)
         self._engine.submit(command, then(call.answer, lambda _none: {}))
 
-    def list_delayed(self, call: CallContext, args: wire.DelayedList) -> None:
+    def list_delayed(self, call: CallContext, args: wire.DelayedList) -> dict[str, Any]:
         """List delayed messages. Where the named topic has few of many, a page may be
         short, even empty.
         """
         state = self._engine.state
         topic = None if args.topic is None else topics.find_topic(state, args.topic)
-        if isinstance(topic, Rejected):
-            call.answer(topic)
-            return
         found: list[ScheduledMessage] = []
         last: ScheduledMessage | None = None
         start, position = args.after or (0, 0)
@@ -137,9 +128,7 @@ class MessageCalls:
         )
         rest = None if ended or last is None else (last.due, last.position + 1)
         rows = [self._row(waiting) for waiting in found]
-        self._engine.answer_when_durable(
-            call.answer, {"messages": rows, "next": rest, "delayed": state.delayed_count}
-        )
+        return {"messages": rows, "next": rest, "delayed": state.delayed_count}
 
     def _row(self, waiting: ScheduledMessage) -> dict[str, Any]:
         message = waiting.message

@@ -5,7 +5,6 @@ from __future__ import annotations
 from heapq import nsmallest
 from typing import TYPE_CHECKING, NamedTuple
 
-from txmq.core.events.outcome import Rejected
 from txmq.errors import BadRequest
 
 if TYPE_CHECKING:
@@ -23,7 +22,7 @@ class Page(NamedTuple):
     following: str | None
 
 
-def page_of(known: Iterable[str], args: ListArgs, what: str) -> Page | Rejected:
+def page_of(known: Iterable[str], args: ListArgs, what: str) -> Page:
     """Return the page that a call asks for."""
     after, limit = args.after, args.limit
     wanted = (name for name in known if name > after) if after else known
@@ -32,9 +31,8 @@ def page_of(known: Iterable[str], args: ListArgs, what: str) -> Page | Rejected:
         return Page(some[:limit], some[limit - 1] if len(some) > limit else None)
     names = sorted(wanted)
     if len(names) > MAX_WHOLE:
-        return Rejected(
-            BadRequest,
+        raise BadRequest(
             f"there are {len(names)} {what}: too many for one reply",
-            "ask for pages, with after and limit; a newer txmq does so by itself",
+            hint="ask for pages, with after and limit; a newer txmq does so by itself",
         )
     return Page(names, None)

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 from txmq.core.consumers import letter_views
 from txmq.core.consumers.key_fences import FailureChanges, is_head
-from txmq.core.events.outcome import Rejected
 from txmq.core.replay import putting_back
 from txmq.core.replay.orders import find_plan
 from txmq.core.state import failed_messages, plan_letters
@@ -38,11 +37,9 @@ class PlanChecks:
     def __init__(self, state: State, letters: DeadLetterCalls) -> None:
         self._state, self._letters = state, letters
 
-    def check(self, args: wire.PlanCheck) -> Steps[dict[str, Any] | Rejected]:
+    def check(self, args: wire.PlanCheck) -> Steps[dict[str, Any]]:
         """Return what a plan would do with the letters behind a cursor, in steps."""
         plan = find_plan(self._state, args.name)
-        if isinstance(plan, Rejected):
-            return plan
         after = bytes.fromhex(args.cursor or "") or plan.cursor
         found, complete = self._part(plan, after)
         group = self._state.groups.by_id.get(plan.group_id)

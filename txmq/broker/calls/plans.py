@@ -12,7 +12,6 @@ from txmq.broker.calls.operators import audited, operator_note
 from txmq.broker.calls.pages import Page, page_of
 from txmq.broker.calls.plan_checks import PlanChecks
 from txmq.broker.search.message_view import fit_entries
-from txmq.core.events.outcome import Rejected
 from txmq.core.replay import abandoning, building, views
 from txmq.core.replay import orders as core
 from txmq.core.replay.policies import ReplayPolicy, SetPolicy, policies, waits_for
@@ -27,6 +26,7 @@ if TYPE_CHECKING:
     from txmq.broker.background.plan_service import PlanService
     from txmq.broker.calls.letters import DeadLetterCalls
     from txmq.broker.engine.engine import Engine
+    from txmq.core.steps import Steps
     from txmq.wire.calls import plans as wire
     from txmq.wire.calls.letters import SelectArgs
 
@@ -59,31 +59,24 @@ class PlanCalls:
 
     def create(self, call: CallContext, args: wire.PlanCreate) -> None:
         chosen = self._open_letters(args, "plan") if args.selects else None
-        if isinstance(chosen, Rejected):
-            call.answer(chosen)
-            return
         selection = "" if chosen is None else _text(chosen)
         settings = PlanSettings(**args.settings.model_dump())
         if settings.second_approver and args.operator is None:
-            call.answer(_nameless("a plan that somebody else approves"))
-            return
+            raise _nameless("a plan that somebody else approves")
         note = operator_note(args)
         command = core.CreatePlan(args.name, args.group, settings, selection, note)
         self._act(call, args, command)
 
-    def _open_letters(self, args: SelectArgs, what: str) -> SelectionArgs | Rejected:
+    def _open_letters(self, args: SelectArgs, what: str) -> SelectionArgs:
         """Return the selection of open letters that a plan or a policy is about."""
         chosen = self._letters.selection(args)
-        if isinstance(chosen, Rejected) or chosen.states == ("open",):
-            return chosen
-        message = f"a {what} of letters that are {', '.join(chosen.states)}"
-        return Rejected(BadRequest, message, "only open letters can be replayed")
+        if chosen.states != ("open",):
+            message = f"a {what} of letters that are {', '.join(chosen.states)}"
+            raise BadRequest(message, hint="only open letters can be replayed")
+        return chosen
 
     def set_policy(self, call: CallContext, args: wire.PolicySet) -> None:
         chosen = self._open_letters(args, "policy")
-        if isinstance(chosen, Rejected):
-            call.answer(chosen)
-            return
         policy = None
         if args.after_s is not None or args.on_version:
             policy = ReplayPolicy(
@@ -97,12 +90,9 @@ class PlanCalls:
         acted = audited(call.name, operators.group(args.group), args, command)
         self._engine.submit(acted, then(call.answer, lambda _reply: {}))
 
-    def list_policies(self, call: CallContext, args: wire.PolicyList) -> None:
+    def list_policies(self, call: CallContext, args: wire.PolicyList) -> dict[str, Any]:
         known = {group.name: policy for group, policy in policies(self._state)}
         page = page_of(known, args, "policies")
-        if isinstance(page, Rejected):
-            call.answer(page)
-            return
         described = (
             {
                 "group": name,
@@ -112,8 +102,7 @@ class PlanCalls:
             for name in page.names
         )
         found = list(fit_entries(described))
-        reply = {"policies": found, "next": _following(page, found, "group")}
-        self._engine.answer_when_durable(call.answer, reply)
+        return {"policies": found, "next": _following(page, found, "group")}
 
     def _describe_policy(self, policy: ReplayPolicy) -> dict[str, Any]:
         plan = self._state.plans.by_id.get(policy.plan_id)
@@ -131,16 +120,12 @@ class PlanCalls:
         }
 
     def add(self, call: CallContext, args: wire.PlanAdd) -> None:
-        if refused := self._is_searching(args.name):
-            call.answer(refused)
-            return
+        self._refuse_if_searching(args.name)
         command = building.AddPlanLetters(args.name, args.letters, numbers=args.numbers)
         self._engine.submit(command, then(call.answer, lambda reply: reply._asdict()))
 
     def freeze(self, call: CallContext, args: wire.PlanOrder) -> None:
-        if refused := self._is_searching(args.name):
-            call.answer(refused)
-            return
+        self._refuse_if_searching(args.name)
         command = building.AddPlanLetters(args.name, (), complete=True)
         self._act(call, args, command)
 
@@ -152,41 +137,34 @@ class PlanCalls:
         order = abandoning.LeavePlan(args.name, args.letters, args.reason)
         self._act(call, args, order)
 
-    def _is_searching(self, name: str) -> Rejected | None:
+    def _refuse_if_searching(self, name: str) -> None:
         """Refuse letters of clients, and a freeze by them: the broker finds the letters
         of a selection, and freezes them.
         """
         plan = self._state.plans.by_name.get(name)
-        if plan is None or not plan.selection:
-            return None
-        message = f"plan {name!r} has the letters of a selection"
-        return Rejected(Conflict, message, "make another plan, without a selection")
+        if plan is not None and plan.selection:
+            message = f"plan {name!r} has the letters of a selection"
+            raise Conflict(message, hint="make another plan, without a selection")
 
     def approve(self, call: CallContext, args: wire.PlanOrder) -> None:
         if args.operator is None:
-            call.answer(_nameless("an approval"))
-        else:
-            self._order(core.ApprovePlan, call, args)
+            raise _nameless("an approval")
+        self._order(core.ApprovePlan, call, args)
 
-    def list_plans(self, call: CallContext, args: wire.PlanList) -> None:
+    def list_plans(self, call: CallContext, args: wire.PlanList) -> dict[str, Any]:
         known = self._state.plans.by_name
         page = page_of(known, args, "plans")
-        if isinstance(page, Rejected):
-            call.answer(page)
-            return
         found = list(fit_entries(self._describe(known[name]) for name in page.names))
-        reply = {
+        return {
             "plans": found,
             "next": _following(page, found, "name"),
             "deleting": len(self._state.plans.by_id) - len(known),
         }
-        self._engine.answer_when_durable(call.answer, reply)
 
-    def show(self, call: CallContext, args: wire.PlanName) -> None:
+    def show(self, call: CallContext, args: wire.PlanName) -> dict[str, Any]:
         found = views.describe_whole(self._state, args.name)
-        if not isinstance(found, Rejected):
-            found |= self._progress(self._state.plans.by_name[args.name])
-        self._engine.answer_when_durable(call.answer, found)
+        found |= self._progress(self._state.plans.by_name[args.name])
+        return found
 
     def _describe(self, plan: Plan) -> dict[str, Any]:
         return views.describe(self._state, plan) | self._progress(plan)
@@ -194,20 +172,16 @@ class PlanCalls:
     def _progress(self, plan: Plan) -> dict[str, Any]:
         return self._service.progress(plan)
 
-    def letters(self, call: CallContext, args: wire.PlanLetters) -> None:
+    def letters(self, call: CallContext, args: wire.PlanLetters) -> dict[str, Any]:
         after = bytes.fromhex(args.cursor or "")
         page = views.page(self._state, args.name, args.outcome, after, args.limit)
-        if isinstance(page, Rejected):
-            call.answer(page)
-            return
         following = None if page.following is None else page.following.hex()
-        reply = {"letters": page.letters, "next": following}
-        self._engine.answer_when_durable(call.answer, reply)
+        return {"letters": page.letters, "next": following}
 
-    def check(self, call: CallContext, args: wire.PlanCheck) -> None:
+    def check(self, call: CallContext, args: wire.PlanCheck) -> Steps[dict[str, Any]]:
         """Judge letters that are not put back yet, as of now."""
         checks = PlanChecks(self._state, self._letters)
-        self._letters.turns.run(call.reader, checks.check(args), call.answer)
+        return checks.check(args)
 
     def _order(
         self, command: Callable[[str, str], object], call: CallContext, args: wire.PlanOrder
@@ -222,8 +196,8 @@ class PlanCalls:
         self._engine.submit(acted, then(call.answer, lambda reply: reply._asdict()))
 
 
-def _nameless(what: str) -> Rejected:
-    return Rejected(BadRequest, f"{what} has to have an operator", "say who you are: --operator")
+def _nameless(what: str) -> BadRequest:
+    return BadRequest(f"{what} has to have an operator", hint="say who you are: --operator")
 
 
 def _following(page: Page, found: Sequence[dict[str, Any]], name: str) -> str | None:

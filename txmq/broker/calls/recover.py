@@ -15,9 +15,8 @@ from txmq.broker.search import message_view
 from txmq.core.consumers import commands as core
 from txmq.core.consumers import store_reports, store_views
 from txmq.core.consumers.authorization import find_group
-from txmq.core.events.outcome import Rejected
 from txmq.crashpoints import crashpoint
-from txmq.errors import CorruptRecord
+from txmq.errors import CorruptRecord, RequestRejected
 from txmq.model import limits
 from txmq.model.retry import FailureReport
 
@@ -82,7 +81,7 @@ class RecoverCalls:
         entries: Sequence[wire.Entry],
         act: Callable[[core.ReportStored], object] | None = None,
     ) -> None:
-        replies: list[StoreReply | Rejected] = []
+        replies: list[StoreReply | RequestRejected] = []
         submit = partial(self._submit, act, replies.append)
         steps = self._submitted(command, list(map(_entry, entries)), submit)
         # The replies are there by then: all rest on the same records or earlier ones.
@@ -138,34 +137,30 @@ class RecoverCalls:
                 entry = entry._replace(key_hash=key, source=source)
         return entry, store_reports.units(state, group, entry)
 
-    def _answer(self, replies: list[StoreReply | Rejected]) -> dict[str, Any] | Rejected:
+    def _answer(
+        self, replies: list[StoreReply | RequestRejected]
+    ) -> dict[str, Any] | RequestRejected:
         verdicts: list[str] = []
         fences: list[int] = []
         for reply in replies:
-            if isinstance(reply, Rejected):
+            if isinstance(reply, RequestRejected):
                 return reply
             verdicts += reply.verdicts
             fences += reply.fences
         last = replies[-1]
-        assert not isinstance(last, Rejected), "all were looked at"
+        assert not isinstance(last, RequestRejected), "all were looked at"
         topics = self._engine.state.topics_by_id
         orders = [(topics[ref[0]].name, *ref, order.name.lower()) for ref, order in last.orders]
         return {"verdicts": verdicts, "fences": fences, "orders": orders, "more": last.more}
 
-    def list_stores(self, call: CallContext, args: wire.RecoverList) -> None:
-        self._turns.run(call.reader, self._list(args), call.answer)
-
-    def _list(self, args: wire.RecoverList) -> Steps[dict[str, Any] | Rejected]:
+    def list_stores(self, call: CallContext, args: wire.RecoverList) -> Steps[dict[str, Any]]:
         state = self._engine.state
         if args.group is None:
             groups: list[ConsumerGroup] = [
                 group for _name, group in sorted(state.groups.by_name.items()) if group.stores
             ]
         else:
-            found = find_group(state, args.group)
-            if isinstance(found, Rejected):
-                return found
-            groups = [found]
+            groups = [find_group(state, args.group)]
         listed: list[dict[str, Any]] = []
         after_group, _slash, after_store = args.after.rpartition("/")
         for group in groups:
@@ -187,12 +182,9 @@ class RecoverCalls:
         seen = self._seen.get((group.group_id, bytes.fromhex(view["store"])), 0)
         return view | {"seen_at": max(view["seen_at"], seen)}
 
-    def show(self, call: CallContext, args: wire.RecoverShow) -> None:
+    def show(self, call: CallContext, args: wire.RecoverShow) -> dict[str, Any]:
         state, store_id = self._engine.state, bytes.fromhex(args.store)
         page = store_views.list_messages(state, args.group, store_id, args.after, args.limit)
-        if isinstance(page, Rejected):
-            call.answer(page)
-            return
         messages, following = page
         views = self._message_views(messages, bodies=args.bodies)
         shown = list(message_view.fit_entries(views))
@@ -200,7 +192,7 @@ class RecoverCalls:
             following = _place(shown[-1])
         group = state.groups.by_name[args.group]
         view = self._with_last_report(group, store_views.describe_store(state, group, store_id))
-        self._engine.answer_when_durable(call.answer, view | {"list": shown, "next": following})
+        return view | {"list": shown, "next": following}
 
     def _message_views(
         self, messages: Sequence[store_views.StoredView], *, bodies: bool

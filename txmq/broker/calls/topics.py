@@ -9,20 +9,18 @@ import structlog
 
 from txmq.broker.access.needs import topic as topic_need
 from txmq.broker.calls import operators
-from txmq.broker.calls.dispatcher import CallContext, Handler, then
+from txmq.broker.calls.dispatcher import CallContext, Handler, Reply, then
 from txmq.broker.calls.operators import audited
 from txmq.broker.calls.pages import page_of
 from txmq.broker.engine.log_reader import visible_end
-from txmq.core.events.outcome import Rejected
 from txmq.core.state.state import TopicSettings
 from txmq.core.topics import topics as rules
 from txmq.core.topics.schemas import ChangedSchema, ChangeSchema
-from txmq.errors import Conflict
+from txmq.errors import Conflict, RequestRejected
 from txmq.model.own_topics import is_own
 
 if TYPE_CHECKING:
     from txmq.broker.engine.engine import Engine
-    from txmq.broker.engine.turn_work import TurnWork
     from txmq.broker.reactor.interfaces import Clock
     from txmq.config.broker import BrokerSettings
     from txmq.core.audit import Audited
@@ -40,10 +38,8 @@ log = structlog.get_logger()
 class TopicCalls:
     """Calls about topics. `settings` say how topics are made on first use."""
 
-    def __init__(
-        self, engine: Engine, settings: BrokerSettings, clock: Clock, turns: TurnWork
-    ) -> None:
-        self._engine, self._settings, self._clock, self._turns = engine, settings, clock, turns
+    def __init__(self, engine: Engine, settings: BrokerSettings, clock: Clock) -> None:
+        self._engine, self._settings, self._clock = engine, settings, clock
         self.handlers: dict[str, Handler] = {
             "topic.create": self.create,
             "topic.alter": self.alter,
@@ -70,16 +66,12 @@ class TopicCalls:
         self._grow(call, command, self._clock.seconds() + GROW_S)
 
     def _grow(self, call: CallContext, command: Audited, until: float) -> None:
-        def grown(reply: rules.TopicView | Rejected) -> None:
-            if (
-                isinstance(reply, Rejected)
-                and reply.error is Conflict
-                and self._clock.seconds() < until
-            ):
+        def grown(reply: rules.TopicView | RequestRejected) -> None:
+            if isinstance(reply, Conflict) and self._clock.seconds() < until:
                 again = self._engine.later(self._grow)
                 self._clock.callLater(GROW_RETRY_S, again, call, command, until)
             else:
-                call.answer(reply if isinstance(reply, Rejected) else _topic_view(reply))
+                then(call.answer, _topic_view)(reply)
 
         self._engine.submit(command, grown)
 
@@ -112,7 +104,7 @@ class TopicCalls:
         command = _audited(call, args, rules.DeleteTopic(args.name))
         self._engine.submit(command, then(call.answer, lambda reply: reply._asdict()))
 
-    def describe(self, call: CallContext, args: topics.TopicNames) -> None:
+    def describe(self, call: CallContext, args: topics.TopicNames) -> Reply:
         """Describe topics, and create missing ones if the call asks for it and the
         broker allows it. The reply waits until all of them are durable.
         """
@@ -120,8 +112,7 @@ class TopicCalls:
         missing = [name for name in args.names if name not in known]
         similar = self._similar(call, missing[0]) if missing else ""
         if missing and not (args.create and self._settings.create_topics):
-            call.answer(rules.unknown_topic(missing[0], similar))
-            return
+            raise rules.unknown_topic(missing[0], similar)
         replies: list[object] = []
         for name in missing:
             self._engine.submit(
@@ -129,22 +120,21 @@ class TopicCalls:
                 replies.append,
             )
         for reply in replies:
-            if isinstance(reply, Rejected):  # at once: the disk is full
-                call.answer(reply)
-                return
+            if isinstance(reply, RequestRejected):  # at once: the disk is full
+                raise reply
         refused = [name for name in args.names if name not in known]
         if refused:  # its own reply waits for the disk, and says why; this one waits behind it
             self._engine.answer_when_durable(
                 lambda _none: call.answer(_first_refusal(replies)), None
             )
-            return
+            return None
         views = [_topic_view(rules.topic_view(known[name])) for name in args.names]
         described: dict[str, Any] = {"topics": views}
         if missing:
             described |= {"created": missing, "similar": similar}
             topics = missing[:MOST_LOGGED]
             log.warning("topic.created_at_use", topics=topics, user=call.user, similar=similar)
-        self._engine.answer_when_durable(call.answer, described)
+        return described
 
     def _similar(self, call: CallContext, name: str) -> str:
         """Return the topic that a user may have meant, of those that he may see."""
@@ -152,15 +142,10 @@ class TopicCalls:
             self._engine.state, name, lambda other: call.may(topic_need("describe", other))
         )
 
-    def list_topics(self, call: CallContext, args: topics.TopicList) -> None:
-        self._turns.run(call.reader, self._list(args), call.answer)
-
-    def _list(self, args: topics.TopicList) -> Steps[dict[str, Any] | Rejected]:
+    def list_topics(self, call: CallContext, args: topics.TopicList) -> Steps[dict[str, Any]]:
         every = self._engine.state.topics
         known = every if args.own else [name for name in every if not is_own(name)]
         page = page_of(known, args, "topics")
-        if isinstance(page, Rejected):
-            return page
         found: list[dict[str, Any]] = []
         for name in page.names:
             topic = every.get(name)
@@ -172,13 +157,10 @@ class TopicCalls:
             yield
         return {"topics": found, "next": page.following}
 
-    def show(self, call: CallContext, args: topics.TopicName) -> None:
-        self._turns.run(call.reader, self._show(call, args.name), call.answer)
-
-    def _show(self, call: CallContext, name: str) -> Steps[dict[str, Any] | Rejected]:
-        topic = rules.find_topic(self._engine.state, name)
-        if isinstance(topic, Rejected):
-            return rules.unknown_topic(name, self._similar(call, name))
+    def show(self, call: CallContext, args: topics.TopicName) -> Steps[dict[str, Any]]:
+        topic = self._engine.state.topics.get(args.name)
+        if topic is None:
+            raise rules.unknown_topic(args.name, self._similar(call, args.name))
         groups: list[str] = []
         for group in list(self._engine.state.groups.by_name.values()):
             if (topic.topic_id, 0) in group.positions:  # all partitions, or none
@@ -186,7 +168,7 @@ class TopicCalls:
             yield
         ends = yield from self._ends(topic)
         if topic.deleted:
-            return rules.unknown_topic(name)
+            raise rules.unknown_topic(args.name)
         fields = {
             "firsts": topic.start_offsets[: len(ends)],
             "ends": ends,
@@ -213,8 +195,8 @@ def _audited(call: CallContext, args: topics.TopicActs, command: object) -> Audi
     return audited(call.name, operators.topic(args.name), args, command)
 
 
-def _first_refusal(replies: list[object]) -> Rejected:
-    return next(reply for reply in replies if isinstance(reply, Rejected))
+def _first_refusal(replies: list[object]) -> RequestRejected:
+    return next(reply for reply in replies if isinstance(reply, RequestRejected))
 
 
 def _settings_view(own: TopicSettings) -> dict[str, Any]:

@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from txmq.batch import single_row
 from txmq.broker.calls import transaction_views as views
-from txmq.broker.calls.dispatcher import CallContext, Handler, then
+from txmq.broker.calls.dispatcher import CallContext, Handler, Reply, then
 from txmq.broker.calls.operators import audited, transaction
 from txmq.broker.checkback.checkers import CheckerProcess
 from txmq.broker.engine.log_reader import read_before_damage
 from txmq.broker.search.audit_log import with_operations
-from txmq.core.events.outcome import Rejected
 from txmq.core.transactions import indexes, watermarks
 from txmq.core.transactions.jobs import DecideJob, undecided_bundles
 from txmq.core.transactions.model import Transaction, every_batch, get, unknown_transaction
@@ -29,13 +28,12 @@ from txmq.wire.calls.audit import AuditList
 from txmq.wire.json import dump
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator
 
     from txmq.broker.checkback.checkback_service import CheckBackService, CheckRequest
     from txmq.broker.checkback.resolvers import Resolvers
     from txmq.broker.delivery.long_polls import LongPolls
     from txmq.broker.engine.engine import Engine
-    from txmq.broker.engine.turn_work import TurnWork
     from txmq.core.audit import Audited
     from txmq.core.steps import Steps
     from txmq.core.topics.key_order import UnplacedBatch
@@ -65,10 +63,9 @@ class TransactionCalls:
         checks: CheckBackService,
         polls: LongPolls,
         resolvers: Resolvers,
-        turns: TurnWork,
     ) -> None:
         self._engine, self._checks, self._polls = engine, checks, polls
-        self._resolvers, self._turns = resolvers, turns
+        self._resolvers = resolvers
         self.handlers: dict[str, Handler] = {
             "tx.list": self.list_transactions,
             "tx.pending": self.list_pending,
@@ -97,18 +94,15 @@ class TransactionCalls:
             }
         )
 
-    def list_transactions(self, call: CallContext, args: calls.TxList) -> None:
-        self._turns.run(call.reader, self._list(args.state, args.limit), call.answer)
-
-    def _list(self, state: str, limit: int) -> Steps[dict[str, Any]]:
+    def list_transactions(self, call: CallContext, args: calls.TxList) -> Steps[dict[str, Any]]:
         """List transactions, in steps, as far as they fit in a reply: reasons are texts
         of users.
         """
-        if state == "conflicts":
-            found = list(islice(views.conflict_entries(self._engine.state), limit))
+        if args.state == "conflicts":
+            found = list(islice(views.conflict_entries(self._engine.state), args.limit))
             tokens: list[bytes] = []
         else:
-            found, tokens = [], list(islice(self._tokens(state), limit))
+            found, tokens = [], list(islice(self._tokens(args.state), args.limit))
         listed: list[dict[str, Any]] = []
         size = 0
         for entry in chain(found, filter(None, map(self._entry_if_known, tokens))):
@@ -119,7 +113,7 @@ class TransactionCalls:
             yield
         return {"transactions": listed}
 
-    def list_pending(self, call: CallContext, args: calls.TxPending) -> None:
+    def list_pending(self, call: CallContext, args: calls.TxPending) -> dict[str, Any]:
         """List a page of what databases are to decide. It scans `limit` undecided
         transactions, so it may be empty and not the last.
         """
@@ -128,7 +122,7 @@ class TransactionCalls:
             unverified = indexes.listed_tokens(self._engine.state, indexes.ListKind.UNVERIFIED)
             tokens += islice(unverified, args.limit)
         found = [self._entry(token, self._get(token)) for token in tokens]
-        self._engine.answer_when_durable(call.answer, {"transactions": found, "next": end})
+        return {"transactions": found, "next": end}
 
     def _tokens(self, state: str) -> Iterator[bytes]:
         kind = LISTS.get(state)
@@ -149,12 +143,11 @@ class TransactionCalls:
     def _entry(self, token: bytes, row: Transaction) -> dict[str, Any]:
         return views.list_entry(token, row, self._checks.last_check(token))
 
-    def show(self, call: CallContext, args: calls.TxShow) -> None:
+    def show(self, call: CallContext, args: calls.TxShow) -> Reply:
         state, token = self._engine.state, bytes.fromhex(args.token)
         row = get(state, token)
         if row is None:
-            call.answer(unknown_transaction(token))
-            return
+            raise unknown_transaction(token)
         view = self._entry(token, row) | views.contents(state, token, row)
         if args.detail:
             wanted = views.MessagePageQuery(args.after, args.limit, args.bodies)
@@ -163,34 +156,26 @@ class TransactionCalls:
                 | views.page(self._engine.store, state, token, row, wanted)._asdict()
             )
             about = AuditList(about=transaction(args.token))
-            shown = with_operations(self._engine, view, about)
-            self._turns.run(call.reader, shown, call.answer)
-            return
-        self._engine.answer_when_durable(call.answer, view)
+            return with_operations(self._engine, view, about)
+        return view
 
-    def states(self, call: CallContext, args: calls.TxStates) -> None:
+    def states(self, call: CallContext, args: calls.TxStates) -> Steps[dict[str, Any]]:
         """Return the states of many transactions; those that are not known are left
         out.
         """
-        self._turns.run(call.reader, self._states(args.tokens), call.answer)
-
-    def _states(self, tokens: Sequence[str]) -> Steps[dict[str, Any]]:
         found: dict[str, list[Any]] = {}
-        for number, token in enumerate(tokens):
+        for number, token in enumerate(args.tokens):
             if row := get(self._engine.state, bytes.fromhex(token)):
                 found[token] = [row.state.name, views.json_fields(row.decider)]
             if number % STATES_PER_STEP == 0:
                 yield
         return {"transactions": found}
 
-    def list_committed(self, call: CallContext, args: calls.TxCommitted) -> None:
+    def list_committed(self, call: CallContext, args: calls.TxCommitted) -> Steps[dict[str, Any]]:
         """List a page of what a database has committed, for comparison with its rows.
 
         It scans `limit` transactions of all kinds, so it may be empty and not the last.
         """
-        self._turns.run(call.reader, self._committed(args), call.answer)
-
-    def _committed(self, args: calls.TxCommitted) -> Steps[dict[str, Any]]:
         database = DatabaseId(args.system_id, args.database_oid)
         after = bytes.fromhex(args.after) + b"\0" if args.after else b""
         rows = islice(self._engine.state.transactions.range(after), args.limit)
@@ -223,14 +208,12 @@ class TransactionCalls:
     def check(self, call: CallContext, args: calls.TxCheck) -> None:
         token = None if args.token is None else bytes.fromhex(args.token)
         if token is not None and get(self._engine.state, token) is None:
-            call.answer(unknown_transaction(token))
-            return
+            raise unknown_transaction(token)
         call.answer({"due": self._checks.check_now(token)})
 
-    def oldest(self, call: CallContext, args: NoArgs) -> None:
-        del args
+    def oldest(self, call: CallContext, args: NoArgs) -> dict[str, Any]:
         state, token = self._engine.state, indexes.oldest_undecided(self._engine.state)
-        view = {
+        return {
             "log_id": str(self._engine.store.log_id),
             "undecided": state.undecided,
             "oldest": None if token is None else token.hex(),
@@ -244,24 +227,19 @@ class TransactionCalls:
             "now": self._engine.now(),
             "certain": self._engine.certain(),
         }
-        self._engine.answer_when_durable(call.answer, view)
 
-    def show_watermark(self, call: CallContext, args: topics.TopicName) -> None:
+    def show_watermark(self, call: CallContext, args: topics.TopicName) -> dict[str, Any]:
         place, at, token = watermarks.get(self._engine.state, args.name)
-        self._engine.answer_when_durable(
-            call.answer,
-            {"name": args.name, "place": place, "at": at, "token": token.hex() or None},
-        )
+        return {"name": args.name, "place": place, "at": at, "token": token.hex() or None}
 
-    def show_job(self, call: CallContext, args: calls.TokenArgs) -> None:
+    def show_job(self, call: CallContext, args: calls.TokenArgs) -> dict[str, Any]:
         token = bytes.fromhex(args.token)
         row: Any = self._engine.state.tables[t.JOBS].get(token)
         outcome = None if row is None else Decision(row[0]).name
-        view = {
+        return {
             "outcome": outcome,
             "groups": [group.hex() for group in undecided_bundles(self._engine.state, token)],
         }
-        self._engine.answer_when_durable(call.answer, view)
 
     def decide_job(self, call: CallContext, args: calls.JobDecide) -> None:
         winners = tuple(bytes.fromhex(token) for token in args.winners)
@@ -334,22 +312,19 @@ class TransactionCalls:
             and (hello is None or hello.service != found.service)
         ):
             message = f"transaction {args.token} is decided by service {found.service!r}"
-            call.answer(Rejected(NotPermitted, message, "connect as that service, or ask it"))
-            return
+            raise NotPermitted(message, hint="connect as that service, or ask it")
 
-        def answered(reply: object) -> None:
-            if isinstance(reply, Rejected):
-                call.answer(reply)
-                return
+        def state_now(_reply: object) -> dict[str, Any]:
             row = get(self._engine.state, token)
-            call.answer({"state": "UNKNOWN" if row is None else row.state.name})
+            return {"state": "UNKNOWN" if row is None else row.state.name}
 
+        answer = then(call.answer, state_now)
         if args.passed:
             self._checks.pass_on(token)
-            self._engine.answer_when_durable(answered, None)
+            self._engine.answer_when_durable(answer, None)
             return
         self._checks.note_work(token, is_open=args.open)
-        self._checks.record_answer(token, Decision[args.answer], "checker", args.reason, answered)
+        self._checks.record_answer(token, Decision[args.answer], "checker", args.reason, answer)
 
 
 def _first_batches(batches: Iterable[UnplacedBatch]) -> Iterator[UnplacedBatch]:

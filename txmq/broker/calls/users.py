@@ -5,11 +5,10 @@ from __future__ import annotations
 import secrets
 from typing import TYPE_CHECKING, Any
 
-from txmq.broker.calls.dispatcher import CallContext, Handler
+from txmq.broker.calls.dispatcher import CallContext, Handler, unless_refused
 from txmq.broker.calls.operators import audited
 from txmq.broker.calls.pages import page_of
 from txmq.core import users as rules
-from txmq.core.events.outcome import Rejected
 from txmq.model.access import VERBS, Need
 from txmq.model.units import SECOND
 
@@ -71,23 +70,18 @@ class UserCalls:
         self._submit(call, args, command)
 
     def _submit(self, call: CallContext, args: users.UserActs, command: object) -> None:
-        def answer(reply: Any) -> None:  # noqa: ANN401  # a Changed, or a Rejected
-            if isinstance(reply, Rejected):
-                call.answer(reply)
-                return
+        def answer(reply: rules.Changed) -> None:
             call.answer({"user": args.name, "changed": reply.changed})
             if reply.changed:
                 self._changed()
 
-        self._engine.submit(audited(call.name, f"user:{args.name}", args, command), answer)
+        acted = audited(call.name, f"user:{args.name}", args, command)
+        self._engine.submit(acted, unless_refused(call.answer, answer))
 
-    def list_users(self, call: CallContext, args: users.UserList) -> None:
+    def list_users(self, call: CallContext, args: users.UserList) -> dict[str, Any]:
         by_name = self._engine.state.users.by_name
         known = by_name.keys() if args.name is None else by_name.keys() & {args.name}
         page = page_of(known, args, "users")
-        if isinstance(page, Rejected):
-            call.answer(page)
-            return
         meters, now = self._guard.meters, self._guard.seconds()
         topics = self._engine.state.users.topic_counts
         found = [
@@ -98,11 +92,10 @@ class UserCalls:
             }
             for name in page.names
         ]
-        self._engine.answer_when_durable(call.answer, {"users": found, "next": page.following})
+        return {"users": found, "next": page.following}
 
     def me(self, call: CallContext, args: NoArgs) -> None:
         """Answer who the caller is, and what the caller may do."""
-        del args
         rights = call.rights if call.caller is None else call.caller.rights
         if rights is None:
             every = sorted(f"{verb} {kind}" for kind, verbs in VERBS.items() for verb in verbs)

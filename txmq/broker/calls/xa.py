@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING, Any
 from txmq.broker.calls.dispatcher import CallContext, Handler, then
 from txmq.broker.calls.operators import audited, transaction
 from txmq.broker.calls.transaction_views import json_fields, summary
-from txmq.core.events.outcome import Rejected
 from txmq.core.transactions import branches
 from txmq.core.transactions.instances import RegisterInstance
 from txmq.core.transactions.model import get
 from txmq.core.transactions.xa import ForgetHeuristics, NoteHeuristic, ResolveOutcome
-from txmq.errors import OtherLog, UnknownTransaction
+from txmq.errors import OtherLog, RequestRejected, UnknownTransaction
 from txmq.model.bundle import COMMITTED, BundleState
 from txmq.model.decider import ByForeign, ByHome, DatabaseId, Decider, postgres_branches
 from txmq.model.message import Decision
@@ -64,7 +63,7 @@ class XaCalls:
         session = call.session
 
         def registered(reply: Any) -> None:  # noqa: ANN401  # whatever the core says
-            if not isinstance(reply, Rejected) and session.instance == (
+            if not isinstance(reply, RequestRejected) and session.instance == (
                 args.service,
                 args.instance,
             ):
@@ -73,12 +72,12 @@ class XaCalls:
 
         self._engine.submit(RegisterInstance(args.service, args.instance), registered)
 
-    def list_branches(self, call: CallContext, args: wire.XaList) -> None:
+    def list_branches(self, call: CallContext, args: wire.XaList) -> dict[str, Any]:
         after = bytes.fromhex(args.after) if args.after else b""
         tokens = branches.xa_tokens(self._engine.state, after, heuristic=args.heuristic)
         found = list(islice(self._branch_views(tokens, args), args.limit))
         following = found[-1]["token"] if len(found) == args.limit else None
-        self._engine.answer_when_durable(call.answer, {"transactions": found, "next": following})
+        return {"transactions": found, "next": following}
 
     def _branch_views(self, tokens: Iterator[bytes], args: wire.XaList) -> Iterator[dict[str, Any]]:
         for token in tokens:
@@ -96,7 +95,7 @@ class XaCalls:
                     ],
                 }
 
-    def list_decided(self, call: CallContext, args: wire.XaDecided) -> None:
+    def list_decided(self, call: CallContext, args: wire.XaDecided) -> dict[str, Any]:
         """List committed transactions of this home, for comparison with the databases.
         They have no list of their own, so a page covers `limit` transactions of all
         kinds; `next` is where it ended.
@@ -114,7 +113,7 @@ class XaCalls:
             and row.state in COMMITTED
         ]
         following = tokens[-1].hex() if len(tokens) == args.limit else None
-        self._engine.answer_when_durable(call.answer, {"transactions": found, "next": following})
+        return {"transactions": found, "next": following}
 
     def _note_commit(self, event: Decided, decider: Decider) -> None:
         assert isinstance(decider, ByHome), "a listener to these only"
@@ -126,14 +125,14 @@ class XaCalls:
             for one in postgres_branches(() if row is None else row.participants):
                 self._resolvers.note_bundle(DatabaseId(one.system_id, one.database_oid))
 
-    def list_committed(self, call: CallContext, args: wire.XaCommitted) -> None:
+    def list_committed(self, call: CallContext, args: wire.XaCommitted) -> dict[str, Any]:
         """List recent commits of this home in the order of decisions, for followers."""
         epoch, first = self._engine.state.boot_epoch, self._last - len(self._recent)
         after = args.after if args.boot_epoch == epoch else 0
         start = min(max(after - first, 0), len(self._recent))
         tokens = list(islice(self._recent, start, start + args.limit))
         rows = [(token, get(self._engine.state, token)) for token in tokens]
-        page = {
+        return {
             "boot_epoch": epoch,
             "transactions": [
                 {
@@ -146,22 +145,15 @@ class XaCalls:
             "next": first + start + len(tokens),
             "missed": args.boot_epoch != epoch or after < first,
         }
-        self._engine.answer_when_durable(call.answer, page)
 
-    def find(self, call: CallContext, args: wire.XaFind) -> None:
+    def find(self, call: CallContext, args: wire.XaFind) -> dict[str, Any]:
         xid = Xid(args.format, b64decode(args.gtrid), b64decode(args.bqual))
         token = branches.find_token(self._engine.state, xid)
         if token is None:
-            unknown = Rejected(
-                UnknownTransaction, "XAER_NOTA: the broker has no branch of this Xid"
-            )
-            self._engine.answer_when_durable(call.answer, unknown)
-            return
+            raise UnknownTransaction("XAER_NOTA: the broker has no branch of this Xid")
         row = get(self._engine.state, token)
         assert row is not None, "an Xid is kept as long as its transaction"
-        self._engine.answer_when_durable(
-            call.answer, {"token": token.hex(), "state": row.state.name, "service": row.service}
-        )
+        return {"token": token.hex(), "state": row.state.name, "service": row.service}
 
     def outcome(self, call: CallContext, args: wire.XaOutcome) -> None:
         if self._refuse_other_log(call, args.log_id):
@@ -174,9 +166,7 @@ class XaCalls:
         if log_id != own:
             message = f"the call is for log {log_id}, and this is log {own}"
             call.answer(
-                Rejected(
-                    OtherLog, message, "ask the home broker itself, and decide nothing from this"
-                )
+                OtherLog(message, hint="ask the home broker itself, and decide nothing from this")
             )
         return log_id != own
 
@@ -196,8 +186,7 @@ def _state_view(state: BundleState | None) -> dict[str, Any]:
     return {"state": "UNKNOWN" if state is None else state.name}
 
 
-def _nothing(reply: object) -> dict[str, Any]:
-    del reply
+def _nothing(_reply: object) -> dict[str, Any]:
     return {}
 
 

@@ -20,7 +20,6 @@ import structlog
 
 from txmq.broker.checkback.checkers import CheckQueue
 from txmq.core.events.base import TimeNoted
-from txmq.core.events.outcome import Rejected
 from txmq.core.transactions import indexes, lost_records
 from txmq.core.transactions.decisions import DecideTransaction
 from txmq.core.transactions.indexes import ListKind
@@ -28,7 +27,7 @@ from txmq.core.transactions.jobs import DecideJob
 from txmq.core.transactions.model import Transaction, get
 from txmq.core.transactions.timers import PlanCheck
 from txmq.core.transactions.unverified import CompareDecision, ForceDecision
-from txmq.errors import Conflict, ReadOnly
+from txmq.errors import Conflict, ReadOnly, RequestRejected
 from txmq.model.bundle import DECIDED, BundleState
 from txmq.model.decider import BY_XA_MANAGER, ByChecker, ByHome, ByJob, ByPostgres
 from txmq.model.message import Decision
@@ -158,9 +157,8 @@ class CheckBackService:
             if self._scanned_to != key:  # what this check came to was refused
                 return
 
-    def _time_noted(self, event: TimeNoted, context: RecordContext) -> None:
+    def _time_noted(self, event: TimeNoted, _context: RecordContext) -> None:
         """Scan all rows again after the time was set back: theirs went back as well."""
-        del context
         if event.back:
             self._scanned_to = b""
             self._left_out.clear()
@@ -387,11 +385,11 @@ class CheckBackService:
         elif request.force:
             self._engine.submit(request.act(ForceDecision(request.command)), request.deliver)
         else:
-            refused = Rejected(
-                Conflict,
+            refused = Conflict(
                 f"transaction {request.command.token.hex()} is its database's to decide, "
                 f"which did not answer: {reason or 'no reason given'}",
-                "mend the database; or, if it is lost, add --force: it is compared when it is back",
+                hint="mend the database; or, if it is lost, add --force: "
+                "it is compared when it is back",
             )
             self._engine.answer_when_durable(request.deliver, refused)
 
@@ -443,7 +441,7 @@ class CheckBackService:
         """
 
         def replied(reply: object) -> None:
-            if isinstance(reply, Rejected):
+            if isinstance(reply, RequestRejected):
                 log.warning("transaction.refused", token=token.hex(), message=reply.message)
                 self._check_again(token, reply)
             if deliver is not None:
@@ -451,11 +449,11 @@ class CheckBackService:
 
         self._engine.submit(command, replied)
 
-    def _check_again(self, token: bytes, refusal: Rejected) -> None:
+    def _check_again(self, token: bytes, refusal: RequestRejected) -> None:
         row = get(self._engine.state, token)
         if row is None or row.state in DECIDED or not row.check_at:
             return
-        if refusal.error is ReadOnly:
+        if isinstance(refusal, ReadOnly):
             due = t.DUE_KEY.pack(row.check_at, t.DUE_CHECK, row.ticket)
             self._scanned_to = min(self._scanned_to, due[:-1])  # a key just before it
         elif row.check_at <= self._engine.now():

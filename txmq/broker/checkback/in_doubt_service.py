@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 
-from txmq.core.events.outcome import Rejected
 from txmq.core.transactions.model import get
 from txmq.core.transactions.timers import PlanCheck
+from txmq.errors import RequestRejected
 from txmq.model.decider import ByJob
 from txmq.model.units import SECOND
 from txmq.store import tables as t
@@ -61,5 +61,5 @@ class InDoubtService:
 
     def _flagged(self, before: bytes, reply: object) -> None:
         """Visit the row again if the flag was refused: the disk may be full."""
-        if isinstance(reply, Rejected):
+        if isinstance(reply, RequestRejected):
             self._visited_to = min(self._visited_to, before)

@@ -87,12 +87,10 @@ class TransactionListeners:
             for listener in self.all:
                 listener.decided(outcome, event.by, after_us)
 
-    def _job_decided(self, event: JobDecided, context: RecordContext) -> None:
-        del context
+    def _job_decided(self, event: JobDecided, _context: RecordContext) -> None:
         for listener in self.all:
             listener.job_decided(len(event.winners), len(event.losers), event.by)
 
-    def _contradicted(self, event: ConflictSeen, context: RecordContext) -> None:
-        del context
+    def _contradicted(self, event: ConflictSeen, _context: RecordContext) -> None:
         for listener in self.all:
             listener.contradicted(event.by)

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 from txmq.broker.access.guard import FollowersGuard
 from txmq.broker.calls.cluster import ClusterCalls
 from txmq.broker.calls.dispatcher import CallDispatcher
+from txmq.broker.engine.turn_work import TurnWork
 from txmq.broker.reactor.held_sends import HeldSends
 from txmq.broker.reactor.session_factory import SessionFactory
-from txmq.core.events.outcome import Rejected
 from txmq.errors import NotLeader, TxmqError
 from txmq.model import limits
 from txmq.model.cluster import who_leads
@@ -41,7 +41,7 @@ class Reception:
         self.guard = FollowersGuard(engine, clock)
         answered = ClusterCalls(nodes.view, lambda: engine.state.logs)
         handlers = dict.fromkeys(registry.CALLS, self._refuse) | answered.handlers
-        self._calls = CallDispatcher(handlers, lambda: engine.state)
+        self._calls = CallDispatcher(handlers, engine, TurnWork(engine, clock))
         self.sessions = SessionFactory(
             self._handle,
             self._welcome,
@@ -54,7 +54,7 @@ class Reception:
     def _welcome(self, hello: Hello) -> Welcome:
         version = negotiate(hello)
         if not hello.any_node:
-            raise self._not_leader().as_error()
+            raise self._not_leader()
         return Welcome(
             version=version,
             broker=self._settings.broker.name,
@@ -66,7 +66,7 @@ class Reception:
 
     def _handle(self, session: ClientSession, frame: Frame) -> None:
         if frame.opcode != Opcode.CALL or frame.status:
-            session.reject(frame, self._not_leader())
+            session.refuse(frame, self._not_leader())
             return
         try:
             self._calls.handle(session, frame)
@@ -74,14 +74,12 @@ class Reception:
             session.refuse(frame, error)
 
     def _refuse(self, call: CallContext, args: Args) -> None:
-        del args
-        call.answer(self._not_leader())
+        raise self._not_leader()
 
-    def _not_leader(self) -> Rejected:
+    def _not_leader(self) -> NotLeader:
         view = self._nodes.view()
-        return Rejected(
-            NotLeader,
+        return NotLeader(
             f"node {view.answered_by} does not lead: {who_leads(view)}",
-            "clients go there by themselves; another node takes over within seconds",
-            {"nodes": list(self._nodes.addresses())},
+            hint="clients go there by themselves; another node takes over within seconds",
+            detail={"nodes": list(self._nodes.addresses())},
         )

@@ -41,11 +41,10 @@ class StoppedLog:
         require_served(fs, directory)
         self._lock = lock_directory(fs, directory)
 
-    def hold(self, position: int) -> LogExtent:
+    def hold(self, _position: int) -> LogExtent:
         """Return the extent of the log, all of which is on disk then. Raises
         CorruptRecord.
         """
-        del position
         log_id = read_log_id(self._fs, self._directory)
         snapshot = None if log_id is None else newest_snapshot(self._fs, self._directory, log_id)
         at = 0 if snapshot is None else snapshot.position

@@ -11,8 +11,8 @@ from txmq.broker.data_directory.storage import open_directory
 from txmq.config.broker import load_broker
 from txmq.core import machine
 from txmq.core.events.base import KINDS, encode
-from txmq.core.events.outcome import Rejected
 from txmq.core.users import SetUser
+from txmq.errors import RequestRejected
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -41,8 +41,8 @@ def make_admin(fs: FileSystem, data: Path, name: str, verifier: Verifier) -> Non
         keys: Any = tuple(verifier)
         command = SetUser(name, roles, keys, BY, secrets.token_bytes(32))
         outcome = machine.decide(state, command, state.stored_at)
-        if isinstance(outcome, Rejected):
-            raise outcome.as_error()
+        if isinstance(outcome, RequestRejected):
+            raise outcome
         for event in outcome.events:
             opened.log.append(
                 KINDS[type(event)],

@@ -21,7 +21,6 @@ import structlog
 from txmq.batch import BatchView, single_row
 from txmq.broker.engine.log_reader import read_batches
 from txmq.broker.engine.message_copies import MessageCopies
-from txmq.core.events.outcome import Rejected
 from txmq.core.events.topics import FirstsMoved, TopicDeleted, TopicsEmptied
 from txmq.core.retention import audit_entries, log_floor, relocation, topic_retention
 from txmq.core.retention.audit_entries import MoveEntries
@@ -32,7 +31,7 @@ from txmq.core.state import log_pins
 from txmq.core.topics import delayed
 from txmq.core.topics.delay_rules import RelocateDelayed
 from txmq.core.topics.topics import EmptyTopics
-from txmq.errors import CorruptRecord
+from txmq.errors import CorruptRecord, RequestRejected
 from txmq.model.units import HOUR
 from txmq.store.tables import SIGN
 
@@ -163,7 +162,7 @@ class RetentionService:
         """
 
         def done(reply: object) -> None:
-            self._busy = not isinstance(reply, Rejected)
+            self._busy = not isinstance(reply, RequestRejected)
             if self._busy:
                 self._soon(following)
 
@@ -174,9 +173,9 @@ class RetentionService:
         ends the round.
         """
 
-        def stored(spans: list[LogSpan] | Rejected) -> None:
-            self._busy = not isinstance(spans, Rejected)
-            if not isinstance(spans, Rejected):
+        def stored(spans: list[LogSpan] | RequestRejected) -> None:
+            self._busy = not isinstance(spans, RequestRejected)
+            if not isinstance(spans, RequestRejected):
                 self._soon(partial(following, spans))
 
         self._copies.store(copies, stored)
@@ -228,8 +227,7 @@ class RetentionService:
     def _note_deleted(self, event: TopicDeleted, place: RecordContext) -> None:
         self._deleted_at[event.topic_id] = place.end
 
-    def _note_emptied(self, event: TopicsEmptied, place: RecordContext) -> None:
-        del place
+    def _note_emptied(self, event: TopicsEmptied, _place: RecordContext) -> None:
         for topic_id in event.topic_ids:
             self._deleted_at.pop(topic_id, None)
 

@@ -17,8 +17,7 @@ from txmq.core.consumers.candidates import Candidate, CandidateSource, FetchLimi
 from txmq.core.consumers.commands import CandidateRead, Deliver, ReturnMessages
 from txmq.core.consumers.damaged_letters import SetAside, is_to_deliver
 from txmq.core.consumers.fetch_choice import ChosenCandidates, choose_candidates
-from txmq.core.events.outcome import Rejected
-from txmq.errors import CorruptRecord
+from txmq.errors import CorruptRecord, RequestRejected
 from txmq.model.message import resolve_time
 from txmq.model.topic_partition import TopicPartition
 from txmq.wire.chunks import Chunk, chunk_size, pack_chunks
@@ -114,9 +113,6 @@ class _FetchRequest:
                 return last
             limits = limits._replace(max_messages=messages)
         found, batches = self._readable(limits)
-        if isinstance(found, Rejected):
-            self._session.reject(self._frame, found)
-            return True
         if found.candidates or found.fences_can_advance:
             self._lease(found.candidates, batches, last=last)
             return True
@@ -145,7 +141,7 @@ class _FetchRequest:
             without,
         )
 
-    def _readable(self, limits: FetchLimits) -> tuple[ChosenCandidates | Rejected, list[Batches]]:
+    def _readable(self, limits: FetchLimits) -> tuple[ChosenCandidates, list[Batches]]:
         """Return the deliverable candidates and their batches. No damaged batch is
         skipped: its partition stands still before it.
         """
@@ -155,8 +151,6 @@ class _FetchRequest:
         while True:
             durable, now = engine.store.durable, engine.now()
             found = choose_candidates(engine.state, *self._member, durable, limits, now, stopped)
-            if isinstance(found, Rejected):
-                return found, []
             paces = self._fetches.paces
             pace = paces.of(self._member[0])
             if pace is not None and not pace.may_read(
@@ -256,10 +250,10 @@ class _FetchRequest:
         topics = self._engine.state.topics_by_id
         names = {c.topic_id: topics[c.topic_id].name for c in candidates}
 
-        def deliver(reply: DeliverReply | Rejected) -> None:
+        def deliver(reply: DeliverReply | RequestRejected) -> None:
             self._fetches.leasing.discard(self._member[:2])
-            if isinstance(reply, Rejected):
-                self._session.reject(self._frame, reply)
+            if isinstance(reply, RequestRejected):
+                self._session.refuse(self._frame, reply)
             elif reply.deliveries or last:
                 self._send(reply, candidates, batches, names, parts)
             else:
@@ -342,7 +336,7 @@ class _FetchRequest:
 
 def _returned(reply: object) -> None:
     """Log a refusal: the member is gone, and so are its leases."""
-    if isinstance(reply, Rejected):
+    if isinstance(reply, RequestRejected):
         log.info("fetch.surplus_not_returned", message=reply.message)
 
 

@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import structlog
 
 from txmq.core.consumers.commands import LeaveGroup, Rebalance
-from txmq.core.events.outcome import Rejected
 from txmq.core.events.topics import TopicCreated, TopicDeleted, TopicGrown
-from txmq.errors import ReadOnly
+from txmq.errors import ReadOnly, RequestRejected
 from txmq.model.units import SECOND
 
 if TYPE_CHECKING:
@@ -171,7 +170,7 @@ class MemberSessions:
 
     def _rebalance(self, group: str) -> None:
         def replied(reply: object) -> None:
-            if isinstance(reply, Rejected) and reply.error is ReadOnly:
+            if isinstance(reply, ReadOnly):
                 self._refused.add(group)
 
         self._engine.submit(Rebalance(group), replied)
@@ -197,9 +196,9 @@ class MemberSessions:
         """Note a refusal: the disk is full, or the member has left, or a newer instance
         has replaced it.
         """
-        if not isinstance(reply, Rejected):
+        if not isinstance(reply, RequestRejected):
             return
-        if reply.error is ReadOnly:
+        if isinstance(reply, ReadOnly):
             self._sessions.setdefault(name, seen)  # over, so the next tick removes it
         else:
             log.info("member.lost_already", message=reply.message)

@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING, ParamSpec
 
 import structlog
 
-from txmq.core.events.outcome import Rejected
 from txmq.core.topics.sends import StoreBatch, StoreBatches
 from txmq.core.transactions.batched import StoreBundles
 from txmq.core.transactions.half_storage import StorePart
-from txmq.errors import DiskFull, ReadOnly, StoreError
+from txmq.errors import DiskFull, ReadOnly, RequestRejected, StoreError
 from txmq.model.units import MIB
 from txmq.store.ballast import Ballast
 
@@ -49,7 +48,7 @@ class Disk:
     ballast: Ballast | None = None
     troubles: dict[str, str] = field(default_factory=dict)
 
-    def refusal(self, command: object) -> Rejected | None:
+    def refusal(self, command: object) -> RequestRejected | None:
         """Refuse a command that would store messages, while there is too little space
         for them.
         """
@@ -58,7 +57,7 @@ class Disk:
         message = (
             f"the broker's disk has {self.free_mib} MiB left: it takes no messages, but serves them"
         )
-        return Rejected(ReadOnly, message, "free space on its disk, or keep messages for less long")
+        return ReadOnly(message, hint="free space on its disk, or keep messages for less long")
 
     def write_with_ballast(
         self, write: Callable[P, object], *args: P.args, **kwargs: P.kwargs

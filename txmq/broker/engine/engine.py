@@ -34,10 +34,10 @@ from txmq.core import audit, machine
 from txmq.core.disk_budget import DiskBudget
 from txmq.core.events.audit import OperatorActed
 from txmq.core.events.base import KINDS, Booted, Event, RecordContext, TimeNoted, encode
-from txmq.core.events.outcome import Outcome, Rejected
+from txmq.core.events.outcome import Outcome
 from txmq.core.retention import broker_time
 from txmq.core.transactions import batched
-from txmq.errors import BrokerFailed, DiskFull, ReadOnly
+from txmq.errors import BrokerFailed, DiskFull, ReadOnly, RequestRejected
 from txmq.model import limits
 from txmq.store.log.writer import Flush
 
@@ -177,15 +177,16 @@ class Engine:
         early: FlushEvery | None = None,
         messages: int = 1,
     ) -> None:
-        """Decide a command. `deliver` gets the reply, or a Rejected, once everything
-        that it rests on is durable. Without it the state alone says what has changed.
+        """Decide a command. `deliver` gets the reply, or a RequestRejected, once
+        everything that it rests on is durable. Without it the state alone says what has
+        changed.
 
         `early`: the reply, to sends and acks only, need not wait for the disk; a sync
         follows by this policy.
         """
         now = self.now()
         outcome = self.decide(command, now)
-        if isinstance(outcome, Rejected):
+        if isinstance(outcome, RequestRejected):
             self.answer_when_durable(deliver, outcome)
             return
         end = 0
@@ -197,10 +198,9 @@ class Engine:
                 end = self._record(outcome, now)
             except DiskFull:  # the refusal cannot wait for a flush: none may succeed for hours
                 deliver(
-                    Rejected(
-                        ReadOnly,
+                    ReadOnly(
                         "the broker's disk is full: it only serves reads",
-                        "free space on its disk",
+                        hint="free space on its disk",
                     )
                 )
                 return
@@ -229,7 +229,7 @@ class Engine:
         self._pending.append(_PendingReply(self._relied_on, deliver, reply, self.requester))
         self._plan_flush()
 
-    def decide(self, command: object, now: int) -> Outcome | Rejected:
+    def decide(self, command: object, now: int) -> Outcome | RequestRejected:
         """Return the outcome of a command, or its refusal. Changes and records
         nothing.
         """
@@ -238,10 +238,9 @@ class Engine:
         except Exception as error:  # noqa: BLE001  # a bug
             name = type(command).__name__
             self.faults.record(name, error)
-            return Rejected(
-                BrokerFailed,
+            return BrokerFailed(
                 f"the broker could not decide {name}: {type(error).__name__}",
-                "see the broker's log for the reason",
+                hint="see the broker's log for the reason",
             )
 
     def carry_out(self, requester: Requester, function: Callable[..., Any], *args: Any) -> Any:  # noqa: ANN401  # the function's own

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from txmq.core.events.outcome import Rejected
 from txmq.core.events.topics import MessagesCopied
 from txmq.core.retention.relocation import CopyMessages
+from txmq.errors import RequestRejected
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -23,12 +23,11 @@ class MessageCopies:
         self._position = 0  # of the last copies in the log, whoever has stored them
         engine.listen(MessagesCopied, self._copied)
 
-    def _copied(self, event: MessagesCopied, place: RecordContext) -> None:
-        del event
+    def _copied(self, _event: MessagesCopied, place: RecordContext) -> None:
         self._position = place.attachment_position
 
     def store(
-        self, batches: Sequence[bytes], stored: Callable[[list[LogSpan] | Rejected], None]
+        self, batches: Sequence[bytes], stored: Callable[[list[LogSpan] | RequestRejected], None]
     ) -> None:
         """Store batches of one row each. `stored` gets their spans once they are
         durable, or the refusal.
@@ -36,7 +35,7 @@ class MessageCopies:
         spans: list[LogSpan] = []
 
         def are_durable(reply: object) -> None:
-            stored(reply if isinstance(reply, Rejected) else spans)
+            stored(reply if isinstance(reply, RequestRejected) else spans)
 
         self._engine.submit(CopyMessages(tuple(batches)), are_durable)
         # The record is in the log now, and durable later. Until then others may store

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from txmq.errors import RequestRejected
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -73,4 +75,6 @@ class TurnWork:
                     return False
         except StopIteration as end:
             self._engine.answer_when_durable(read.answer, end.value)
+        except RequestRejected as refused:
+            self._engine.answer_when_durable(read.answer, refused)
         return True

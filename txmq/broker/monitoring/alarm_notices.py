@@ -145,8 +145,7 @@ def bodies(receiver: WebhookSettings, notice: Notice) -> Iterator[Any]:
     return FORMS[receiver.form](receiver, notice)
 
 
-def _as_json(receiver: WebhookSettings, notice: Notice) -> Iterator[Any]:
-    del receiver
+def _as_json(_receiver: WebhookSettings, notice: Notice) -> Iterator[Any]:
     yield {
         "broker": notice.broker,
         "at": notice.at,
@@ -155,8 +154,7 @@ def _as_json(receiver: WebhookSettings, notice: Notice) -> Iterator[Any]:
     }
 
 
-def _for_slack(receiver: WebhookSettings, notice: Notice) -> Iterator[Any]:
-    del receiver
+def _for_slack(_receiver: WebhookSettings, notice: Notice) -> Iterator[Any]:
     text = "\n".join((f"{subject(notice)}:", *lines(notice)))
     yield {"text": text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")}
 
@@ -178,9 +176,8 @@ def _for_pagerduty(receiver: WebhookSettings, notice: Notice) -> Iterator[Any]:
             }
 
 
-def _for_alertmanager(receiver: WebhookSettings, notice: Notice) -> Iterator[Any]:
+def _for_alertmanager(_receiver: WebhookSettings, notice: Notice) -> Iterator[Any]:
     """Yield the body of its API v2. It ends an alarm by itself that is not repeated."""
-    del receiver
     until = notice.at + round(4 * notice.repeat_s * SECOND)
     yield [
         {

@@ -17,7 +17,6 @@ from txmq.broker.monitoring.alarm import Alarm
 from txmq.broker.monitoring.alarm_conditions import Conditions, Raised
 from txmq.broker.monitoring.alarm_delivery import AlarmDelivery
 from txmq.broker.monitoring.alarm_rules import ALARM_RULES, AlarmRule
-from txmq.core.events.outcome import Rejected
 from txmq.errors import Throttled
 from txmq.model.units import HOUR, SECOND
 
@@ -65,7 +64,7 @@ class ReportedAlarms:
         self._now = now
         self._sources: dict[_SourceKey, _AlarmSource] = {}  # the latest report comes last
 
-    def report(self, report: AlarmsReport, user: str = "") -> Rejected | None:
+    def report(self, report: AlarmsReport, user: str = "") -> None:
         """Replace the alarms of a source's last report. A repeated alarm keeps its
         time. Sources of other users are apart, and `user` is "" where there are none.
         """
@@ -73,12 +72,10 @@ class ReportedAlarms:
         key = _SourceKey(user, report.source)
         before = self._sources.pop(key, _AlarmSource(0, ()))
         if not report.alarms:
-            return None
+            return
         if len(self._sources) >= MAX_SOURCES and not self._make_room(user):
-            return Rejected(
-                Throttled,
-                f"{MAX_SOURCES} sources of alarms",
-                "they are forgotten when they fall silent",
+            raise Throttled(
+                f"{MAX_SOURCES} sources of alarms", hint="they are forgotten when they fall silent"
             )
         now, since = self._now(), {alarm.name: alarm.since for alarm in before.alarms}
         who = f"{report.source} of user {user}" if user else report.source
@@ -94,7 +91,6 @@ class ReportedAlarms:
             for one in report.alarms
         )
         self._sources[key] = _AlarmSource(now + int(report.for_s * SECOND), alarms)
-        return None
 
     def _make_room(self, user: str) -> bool:
         """Forget the oldest report of the user who has the most sources: none keeps the

@@ -78,12 +78,10 @@ class _Connection:
     def send(self, data: bytes) -> None:
         self._session.dataReceived(data)
 
-    def write(self, data: bytes) -> None:
-        del data
+    def write(self, _data: bytes) -> None:
         self._liveness.answered()
 
-    def writeSequence(self, data: Iterable[bytes]) -> None:  # noqa: N802
-        del data
+    def writeSequence(self, _data: Iterable[bytes]) -> None:  # noqa: N802
         self._liveness.answered()
 
     def loseConnection(self) -> None:

@@ -177,8 +177,7 @@ class BrokerSpans:
         self._kept -= len(links)
         return links
 
-    def _decided(self, event: Decided | JobDecided, context: RecordContext) -> SpanDraft:
-        del context
+    def _decided(self, event: Decided | JobDecided, _context: RecordContext) -> SpanDraft:
         tokens = [event.token]
         if isinstance(event, JobDecided):
             tokens += [*event.winners, *event.losers]
@@ -191,8 +190,7 @@ class BrokerSpans:
         links = list(islice(found, MOST_LINKS))
         return SpanDraft(name, links, attributes, kind=SpanKind.SERVER)
 
-    def _checked(self, event: CheckPlanned, context: RecordContext) -> SpanDraft:
-        del context
+    def _checked(self, event: CheckPlanned, _context: RecordContext) -> SpanDraft:
         attributes = {
             "messaging.txmq.transaction": event.token.hex(),
             "messaging.txmq.check.tries": event.tries,
@@ -201,17 +199,14 @@ class BrokerSpans:
         return SpanDraft("check", list(self._links.get(event.token, ())), attributes)
 
     def _dead_lettered(
-        self, event: DeadLettered | Delivered | RetriesChanged, context: RecordContext
+        self, event: DeadLettered | Delivered | RetriesChanged, _context: RecordContext
     ) -> SpanDraft:
-        del context
         return self._of_letters("dead_letter", event.group_id, list(_letters(event.moves)))
 
-    def _replayed(self, event: Replayed, context: RecordContext) -> SpanDraft:
-        del context
+    def _replayed(self, event: Replayed, _context: RecordContext) -> SpanDraft:
         return self._of_letters("replay", event.group_id, event.moves)
 
-    def _put_back(self, event: PlanPutBack, context: RecordContext) -> SpanDraft:
-        del context
+    def _put_back(self, event: PlanPutBack, _context: RecordContext) -> SpanDraft:
         draft = self._of_letters("replay", event.group_id, self._last_letters(event))
         draft.attributes["messaging.batch.message_count"] = event.letters
         draft.attributes["messaging.txmq.plan"] = event.plan_id

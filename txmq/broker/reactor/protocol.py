@@ -18,7 +18,6 @@ from zope.interface import implementer
 from txmq.broker.reactor.connection_limits import network_of, peer_name
 from txmq.broker.reactor.handshake import Handshake
 from txmq.broker.reactor.held_sends import JUDGED, WRITES
-from txmq.core.events.outcome import Rejected
 from txmq.errors import NotLeader, ProtocolError, RequestRejected, TxmqError
 from txmq.model import limits
 from txmq.model.access import Need
@@ -86,7 +85,7 @@ class SharedState:
 
 
 class ClientSession(Protocol):
-    """One client connection. `reply`, `refuse`, `reject` and `answer` answer a request
+    """One client connection. `reply`, `refuse` and `answer` answer a request
     by its frame; answers to a lost connection are dropped.
     """
 
@@ -399,14 +398,10 @@ class ClientSession(Protocol):
         if self._wire.connected:
             self._put(frame, frame_buffers(frame.opcode, frame.correlation, payload, status=status))
 
-    def reject(self, frame: Frame, rejected: Rejected) -> None:
-        """Answer a request with a refusal of the core."""
-        self.refuse(frame, rejected.as_error())
-
     def answer(self, frame: Frame, encode: Encode, reply: Any) -> None:  # noqa: ANN401  # the core's
         """Answer a request with a reply of the core: encoded, or its refusal."""
-        if isinstance(reply, Rejected):
-            self.reject(frame, reply)
+        if isinstance(reply, RequestRejected):
+            self.refuse(frame, reply)
         else:
             self.reply(frame, encode(reply))
 
@@ -459,8 +454,7 @@ class ClientSession(Protocol):
         self._drop_input()
         self._wire.abortConnection()
 
-    def connectionLost(self, reason: Failure = connectionDone) -> None:
-        del reason
+    def connectionLost(self, _reason: Failure = connectionDone) -> None:
         self._cancel_deadline()
         self._shared.connections.end(self)
         self._drop_input()

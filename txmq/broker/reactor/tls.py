@@ -59,9 +59,8 @@ class Certificates:
         self._use()
         self._look_at = clock.seconds() + LOOK_S
 
-    def serverConnectionForTLS(self, tlsProtocol: object) -> Any:  # noqa: ANN401, N802, N803
+    def serverConnectionForTLS(self, _tlsProtocol: object) -> Any:  # noqa: ANN401, N802, N803
         """Return the encryption of a new connection. Twisted calls it."""
-        del tlsProtocol
         self._look()
         return self._ssl.Connection(self._context, None)
 

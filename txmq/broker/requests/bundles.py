@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from txmq.batch import read_header, split, verify
 from txmq.batch.header import DELIVER_AT
 from txmq.broker.requests.multi_request import MultiRequest
-from txmq.core.events.outcome import Rejected
 from txmq.core.topics import topics
 from txmq.core.transactions import decisions
 from txmq.core.transactions.batched import (
@@ -53,10 +52,7 @@ class BundleRequests:
 
     def store(self, session: ClientSession, frame: Frame) -> None:
         command = self._store_command(session, frame.payload)
-        if isinstance(command, Rejected):  # it may rest on what is not on disk yet
-            self._engine.answer_when_durable(partial(session.reject, frame), command)
-        else:
-            self._engine.submit(command, partial(session.answer, frame, pack_bundle_receipt))
+        self._engine.submit(command, partial(session.answer, frame, pack_bundle_receipt))
 
     def decide(self, session: ClientSession, frame: Frame) -> None:
         command = _decide_command(frame.payload)
@@ -71,9 +67,6 @@ class BundleRequests:
                 command = self._store_command(session, payload)
             except TxmqError as error:
                 requests.refuse(error)
-                continue
-            if isinstance(command, Rejected):
-                requests.answer(command)
             else:
                 requests.add(command.token, command, batchable=is_batchable_store(command))
         requests.end(partial(session.reply, frame))
@@ -93,15 +86,11 @@ class BundleRequests:
                 requests.add(command.token, command, batchable=batchable)
         requests.end(partial(session.reply, frame))
 
-    def _store_command(self, session: ClientSession, payload: bytes) -> StorePart | Rejected:
-        """Return the command in the payload of a GROUP. Raises TxmqError for a payload
-        that is none, and NoResolver.
-        """
+    def _store_command(self, session: ClientSession, payload: bytes) -> StorePart:
+        """Return the command in the payload of a GROUP. Raises TxmqError."""
         part, state = unpack_part(payload), self._engine.state
         if session.instance is not None and state.transactions.get(part.token) is None:
-            fenced = check_incarnation(state, *session.instance, session.incarnation)
-            if fenced is not None:
-                return fenced
+            check_incarnation(state, *session.instance, session.incarnation)
         decider = None if part.description is None else part.description.decider
         if isinstance(decider, ByPostgres) and not self._resolvers.may_resolve(decider):
             self._listeners.unresolvable()
@@ -117,16 +106,11 @@ class BundleRequests:
                 raise NoResolver(reason, hint="connect to the primary, and run it again")
             self._resolvers.note_bundle(decider)
         command = store_command(part, session.origin)
-        return self._check_sizes(command) or command
-
-    def _check_sizes(self, command: StorePart) -> Rejected | None:
         limit = self._message_bytes
         for batch in command.batches:
-            if batch.header.size > limit and (
-                refused := topics.check_message_size(batch.header, batch.data, limit, "the broker")
-            ):
-                return refused
-        return None
+            if batch.header.size > limit:
+                topics.check_message_size(batch.header, batch.data, limit, "the broker")
+        return command
 
 
 def store_command(part: BundlePart, origin: bytes = b"") -> StorePart:

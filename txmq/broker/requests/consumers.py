@@ -12,7 +12,6 @@ from txmq.broker.engine.log_reader import (
     visible_end,
 )
 from txmq.core.consumers.commands import AckMessages
-from txmq.core.events.outcome import Rejected
 from txmq.core.topics import topics
 from txmq.errors import MessagesDamaged, OffsetOutOfRange, TopicReplaced
 from txmq.model.topic_partition import TopicPartition
@@ -51,10 +50,7 @@ class ConsumerRequests:
         request = data_requests.unpack_read(frame.payload)
 
         def attempt(*, last: bool) -> bool:
-            found = self._chunks(session, frame, request)
-            if found is None:
-                return True
-            chunks, following = found
+            chunks, following = self._chunks(request)
             if following > request.offset or last:
                 session.reply(frame, pack_chunks(chunks, next_offset=following))
                 return True
@@ -70,48 +66,29 @@ class ConsumerRequests:
                 topics=(request.topic,),
             )
 
-    def _chunks(
-        self, session: ClientSession, frame: Frame, request: data_requests.Read
-    ) -> tuple[list[Chunk], int] | None:
-        """Return the visible batches from the offset on, and the offset behind them.
-        None = the request was refused.
-        """
-        topic = self._topic_to_read(session, frame, request)
-        if topic is None:
-            return None
+    def _chunks(self, request: data_requests.Read) -> tuple[list[Chunk], int]:
+        """Return the visible batches from the offset on, and the offset behind them."""
+        topic = self._topic_to_read(request)
         batches = self._visible_batches(topic, request)
         if not batches:
             store = self._engine.store
             end = visible_end(self._engine.state, topic.topic_id, request.partition, store.durable)
             if request.offset > end:
-                session.refuse(frame, _behind_the_end(topic, request, end))
-                return None
+                raise _behind_the_end(topic, request, end)
             return [], end  # what lies between was lost to a repair of the log
         chunks = self._read(topic, request.partition, batches)
         if not chunks:
-            session.refuse(frame, _damage_error(topic.name, request.partition, batches[0]))
-            return None
+            raise _damage_error(topic.name, request.partition, batches[0])
         return chunks, chunks[-1].base_offset + chunks[-1].rows
 
-    def _topic_to_read(
-        self, session: ClientSession, frame: Frame, request: data_requests.Read
-    ) -> Topic | None:
-        """Return the topic to read. None = the request was refused."""
+    def _topic_to_read(self, request: data_requests.Read) -> Topic:
         state = self._engine.state
         topic = topics.find_topic(state, request.topic, request.partition)
-        refused = topic if isinstance(topic, Rejected) else topics.check_readable(topic)
-        if isinstance(topic, Rejected) or refused is not None:
-            assert refused is not None, "a topic that was not found is refused"
-            session.reject(frame, refused)
-            return None
+        topics.check_readable(topic)
         if request.topic_id not in (0, topic.topic_id):
-            session.refuse(frame, _replaced(topic))
-            return None
+            raise _replaced(topic)
         if request.offset < topic.start_offsets[request.partition]:
-            outside = topics.check_offset(state, topic, request.partition, request.offset)
-            assert outside is not None, "the offset is before the first"
-            session.reject(frame, outside)
-            return None
+            topics.check_offset(state, topic, request.partition, request.offset)
         return topic
 
     def _read(self, topic: Topic, partition: int, batches: list[PublishedBatch]) -> list[Chunk]:

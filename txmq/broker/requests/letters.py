@@ -12,13 +12,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from txmq.batch import BatchView, cut_rows
 from txmq.broker.engine.log_reader import read_batches
-from txmq.core.events.outcome import Rejected
 from txmq.core.replay.orders import find_plan
 from txmq.core.state import failed_messages
 from txmq.core.state.failed_messages import Standing
 from txmq.core.state.failed_rows import FailedKind, FailedMessage
 from txmq.core.topics import topics
-from txmq.errors import CorruptRecord
+from txmq.errors import CorruptRecord, RequestRejected
 from txmq.store import tables as t
 from txmq.wire import data_requests
 from txmq.wire.chunks import SUBSET, Chunk, chunk_size, pack_chunks
@@ -60,7 +59,7 @@ class LetterRequests:
         request = data_requests.unpack_read_letters(frame.payload)
         self._turns.run(session, self._read(request), partial(_answer, session, frame))
 
-    def _read(self, request: data_requests.ReadLetters) -> Steps[list[bytes] | Rejected]:
+    def _read(self, request: data_requests.ReadLetters) -> Steps[list[bytes]]:
         """Return the payload of the reply: as many letters as fit, one at least."""
         chunks: list[Chunk] = []
         at, room = request.offset, min(request.max_bytes, MAX_BYTES)
@@ -69,10 +68,6 @@ class LetterRequests:
             state = self._engine.state
             topic = topics.find_topic(state, request.topic, request.partition)
             plan = find_plan(state, request.plan)
-            if isinstance(topic, Rejected):
-                return topic
-            if isinstance(plan, Rejected):
-                return plan
             runs, following = _runs(state, plan, topic, request._replace(offset=at))
             found = list(self._chunks(topic, request.partition, runs))
             room -= sum(chunk_size(topic.name, len(chunk.batch)) for chunk in found)
@@ -166,8 +161,8 @@ def _is_held(state: State, plan: Plan, ref: MessageRef, row: FailedMessage) -> b
     )
 
 
-def _answer(session: ClientSession, frame: Frame, found: list[bytes] | Rejected) -> None:
-    if isinstance(found, Rejected):
-        session.reject(frame, found)
+def _answer(session: ClientSession, frame: Frame, found: list[bytes] | RequestRejected) -> None:
+    if isinstance(found, RequestRejected):
+        session.refuse(frame, found)
     else:
         session.reply(frame, found)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from txmq.core.events.outcome import Rejected
+from txmq.errors import RequestRejected
 from txmq.wire.batched import BatchedReply, pack_replies
 from txmq.wire.status import OK, error_reply
 
@@ -41,10 +41,6 @@ class MultiRequest:
         """Answer the next request with an error."""
         self._answers.append(BatchedReply(*error_reply(error)))
 
-    def answer(self, reply: object) -> None:
-        """Answer the next request with a reply of the core."""
-        self._answers.append(encode_answer(reply, self._encode))
-
     def add(self, token: bytes, command: object, *, batchable: bool) -> None:
         """Submit the next request, in one batch with its neighbours if it is batchable.
         A token that occurs again comes after its first request.
@@ -67,8 +63,8 @@ class MultiRequest:
     def _submit_batch(self) -> None:
         batch, places, self._batch, self._places = self._batch, [*self._places.values()], [], {}
 
-        def deliver(replies: Any) -> None:  # noqa: ANN401  # a Rejected, or a list
-            if isinstance(replies, Rejected):
+        def deliver(replies: Any) -> None:  # noqa: ANN401  # a RequestRejected, or a list
+            if isinstance(replies, RequestRejected):
                 # the disk is full, but a repeated request still has its receipt
                 for place, command in zip(places, batch, strict=True):
                     self._submit(place, command)
@@ -90,6 +86,6 @@ class MultiRequest:
 
 def encode_answer(reply: object, encode: Encode) -> BatchedReply:
     """Return one request's answer: a refusal of the core, or the encoded reply."""
-    if isinstance(reply, Rejected):
-        return BatchedReply(*error_reply(reply.as_error()))
+    if isinstance(reply, RequestRejected):
+        return BatchedReply(*error_reply(reply))
     return BatchedReply(OK, encode(reply))

@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING
 import structlog
 
 from txmq.broker.requests.bundles import store_command
-from txmq.core.events.outcome import Rejected
 from txmq.core.topics.topics import CreateTopic, find_topic
 from txmq.core.transactions.model import get
-from txmq.errors import TxmqError
+from txmq.errors import RequestRejected, TxmqError
 from txmq.tx.outbox_entry import TopicPartitions, outbox_part, unpack_entries
 
 if TYPE_CHECKING:
@@ -97,20 +96,18 @@ class OutboxPublisher:
             return
         # A refusal may wait for the disk. Nothing has changed, so it is the same now.
         refusal = replies[0] if replies else self._engine.decide(command, self._engine.now())
-        assert isinstance(refusal, Rejected), "what is accepted applies at once"
+        assert isinstance(refusal, RequestRejected), "what is accepted applies at once"
         why = f"transaction {row.token.hex}: {refusal.message}"
-        raise refusal.error(why, hint="see: txmq outbox list")
+        raise type(refusal)(why, hint="see: txmq outbox list")
 
     def _shape(self, name: str) -> TopicPartitions:
         if name not in self._engine.state.topics and self._settings.create_topics:
             self._engine.submit(CreateTopic(name, self._settings.partitions), _log_refusal)
             log.warning("topic.created_at_use", topics=[name])
         topic = find_topic(self._engine.state, name)
-        if isinstance(topic, Rejected):
-            raise topic.as_error()
         return TopicPartitions(len(topic.end_offsets), topic.epoch)
 
 
 def _log_refusal(reply: object) -> None:
-    if isinstance(reply, Rejected):
+    if isinstance(reply, RequestRejected):
         log.error("outbox.refused", reason=reply.message, hint=reply.hint)

@@ -15,11 +15,10 @@ from txmq.batch import verify
 from txmq.broker.access.guard import OWN_USER
 from txmq.broker.requests.multi_request import PENDING, encode_answer
 from txmq.config.broker import FlushEvery
-from txmq.core.events.outcome import Rejected
 from txmq.core.topics import sends, topics
 from txmq.core.topics.sends import StoreBatch, StoreBatches
 from txmq.core.transactions.instances import check_incarnation
-from txmq.errors import TxmqError
+from txmq.errors import RequestRejected, TxmqError
 from txmq.wire.batched import BatchedReply, pack_replies, unpack_requests
 from txmq.wire.data_requests import Opcode, pack_send_receipt, unpack_send
 from txmq.wire.status import error_reply
@@ -43,10 +42,7 @@ class SendRequests:
 
     def send(self, session: ClientSession, frame: Frame) -> None:
         command = _command(frame.payload, _user_of(session))
-        refused = self._check(session, command)
-        if refused is not None:
-            self._engine.answer_when_durable(partial(session.reject, frame), refused)
-            return
+        self._check(session, command)
         topic = self._engine.state.topics.get(command.topic)
         answer = partial(session.answer, frame, pack_send_receipt)
         self._engine.submit(command, answer, early=self._flush_policy_of(topic))
@@ -59,28 +55,22 @@ class SendRequests:
                 if session.rights is not None:
                     session.rights.check(state, Opcode.SEND, payload)
                 command = _command(payload, _user_of(session))
+                self._check(session, command)
             except TxmqError as error:
                 requests.refuse(error)
-                continue
-            refused = self._check(session, command)
-            if refused is not None:
-                requests.reject(refused)
                 continue
             topic = state.topics.get(command.topic)
             batchable = sends.can_share_record(state, topic, command)
             requests.add(command, self._flush_policy_of(topic), batchable=batchable)
         requests.end()
 
-    def _check(self, session: ClientSession, command: StoreBatch) -> Rejected | None:
-        """Reject a message that is too large, and new messages of a fenced producer."""
+    def _check(self, session: ClientSession, command: StoreBatch) -> None:
+        """Refuse a message that is too large, and new messages of a fenced producer."""
         limit, header, state = self._message_bytes, command.header, self._engine.state
-        if header.size > limit and (
-            refused := topics.check_message_size(header, command.batch, limit, "the broker")
-        ):
-            return refused
+        if header.size > limit:
+            topics.check_message_size(header, command.batch, limit, "the broker")
         if session.instance is not None and not sends.is_repeated(state, header):
-            return check_incarnation(state, *session.instance, session.incarnation)
-        return None
+            check_incarnation(state, *session.instance, session.incarnation)
 
     def _flush_policy_of(self, topic: Topic | None) -> FlushEvery | None:
         """Return the policy of a topic's messages; None = durable before the
@@ -105,14 +95,10 @@ class _MultiSend:
         self._outstanding = 1  # answers to come, and the end of the frame
 
     def refuse(self, error: TxmqError) -> None:
-        """Answer the next send with an error."""
-        self._answers.append(BatchedReply(*error_reply(error)))
-
-    def reject(self, refused: Rejected) -> None:
-        """Answer the next send with a refusal, which may rest on unwritten records."""
+        """Answer the next send with an error, which may rest on unwritten records."""
         self._outstanding += 1
-        self._answers.append(PENDING)
-        self._engine.answer_when_durable(partial(self._answer, len(self._answers) - 1), refused)
+        self._answers.append(BatchedReply(*error_reply(error)))
+        self._engine.answer_when_durable(lambda _none: self._done(), None)
 
     def add(self, command: StoreBatch, flush: FlushEvery | None, *, batchable: bool) -> None:
         """Submit the next send, in one record with its neighbours if that is possible;
@@ -152,7 +138,7 @@ class _MultiSend:
     def _deliver(
         self, batch: list[StoreBatch], places: list[int], flush: FlushEvery | None, replies: object
     ) -> None:
-        if isinstance(replies, Rejected):
+        if isinstance(replies, RequestRejected):
             # the disk is full, but a repeated send still has its receipt
             for place, command in zip(places, batch, strict=True):
                 self._submit_one(command, place, flush)
@@ -160,7 +146,7 @@ class _MultiSend:
             assert isinstance(replies, list), "to several sends"
             for place, reply in zip(places, replies, strict=True):
                 # receipts do not wait for the disk, this does
-                if flush is not None and isinstance(reply, Rejected):
+                if flush is not None and isinstance(reply, RequestRejected):
                     self._outstanding += 1
                     self._engine.answer_when_durable(partial(self._answer, place), reply)
                 else:

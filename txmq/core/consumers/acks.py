@@ -9,7 +9,7 @@ from txmq.core.consumers.authorization import LeaseClaim, find_member
 from txmq.core.consumers.commands import AckMessages, ReturnMessages, TopicRange
 from txmq.core.consumers.key_fences import FailureChanges
 from txmq.core.events.consumers import Acked, Range, Returned
-from txmq.core.events.outcome import Appliers, Deciders, Outcome, Rejected
+from txmq.core.events.outcome import Appliers, Deciders, Outcome
 from txmq.core.state import failed_changes, failed_messages, passed_letters
 from txmq.core.state.ranges import gaps
 from txmq.model.topic_partition import TopicPartition
@@ -52,11 +52,8 @@ def _messages(claim: LeaseClaim) -> int:
     return sum(end - start for _topic, _partition, start, end in claim.ranges) + len(claim.rows)
 
 
-def decide_ack(state: State, command: AckMessages, now: int) -> Outcome | Rejected:
-    found = find_member(state, command.group, command.member)
-    if isinstance(found, Rejected):
-        return found
-    group, _member = found
+def decide_ack(state: State, command: AckMessages, now: int) -> Outcome:
+    group, _member = find_member(state, command.group, command.member)
     done = _claim(state, group, command, command.ranges)
     passed = _claim(state, group, command, command.filtered)
     stale = (*done.stale, *passed.stale)
@@ -173,11 +170,8 @@ def settle_row(
         key_fences.settle_head(state, group, ref, row.key_hash)
 
 
-def decide_return(state: State, command: ReturnMessages, now: int) -> Outcome | Rejected:
-    found = find_member(state, command.group, command.member)
-    if isinstance(found, Rejected):
-        return found
-    group, _member = found
+def decide_return(state: State, command: ReturnMessages, now: int) -> Outcome:
+    group, _member = find_member(state, command.group, command.member)
     claim = _claim(state, group, command, command.ranges)
     reply = AckReply(_messages(claim), tuple(claim.stale))
     due = tuple((*ref, now) for ref in claim.rows)
@@ -185,8 +179,7 @@ def decide_return(state: State, command: ReturnMessages, now: int) -> Outcome | 
     return Outcome((returned,) if reply.messages else (), reply)
 
 
-def apply_returned(state: State, event: Returned, context: RecordContext) -> None:
-    del context
+def apply_returned(state: State, event: Returned, _context: RecordContext) -> None:
     group = state.groups.by_id[event.group_id]
     leases.return_rows(state, group, event.rows)
     for topic_id, partition, start, end in event.ranges:

@@ -40,26 +40,23 @@ class Reader(NamedTuple):
 Load = dict[str, int]  # the partitions that each member was given of other topics
 
 
-def average(readers: Sequence[Reader], topic_id: int, count: int, load: Load) -> list[str]:
+def average(readers: Sequence[Reader], _topic_id: int, count: int, _load: Load) -> list[str]:
     """Assign neighbouring partitions to one member, as evenly as possible."""
-    del topic_id, load
     bounds = [number * count // len(readers) for number in range(len(readers) + 1)]
     shares = zip(readers, pairwise(bounds), strict=True)
     return [reader.name for reader, (low, high) in shares for _ in range(low, high)]
 
 
-def circular(readers: Sequence[Reader], topic_id: int, count: int, load: Load) -> list[str]:
+def circular(readers: Sequence[Reader], _topic_id: int, count: int, load: Load) -> list[str]:
     """Assign partitions in turn, beginning after the last member of the topic
     before.
     """
-    del topic_id
     first = sum(load.values())
     return [readers[(first + partition) % len(readers)].name for partition in range(count)]
 
 
-def consistent_hash(readers: Sequence[Reader], topic_id: int, count: int, load: Load) -> list[str]:
+def consistent_hash(readers: Sequence[Reader], topic_id: int, count: int, _load: Load) -> list[str]:
     """Assign by a ring of hashes: a member that comes or goes moves few partitions."""
-    del load
     points, names = _ring(tuple(reader.name for reader in readers))
     hashes = (_hash(f"{topic_id}/{partition}") for partition in range(count))
     return [names[bisect_right(points, hash_) % len(names)] for hash_ in hashes]
@@ -77,9 +74,8 @@ def _hash(text: str) -> int:
     return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "big")
 
 
-def sticky(readers: Sequence[Reader], topic_id: int, count: int, load: Load) -> list[str]:
+def sticky(readers: Sequence[Reader], _topic_id: int, count: int, load: Load) -> list[str]:
     """Assign as evenly as possible, and keep previous owners where that allows."""
-    del topic_id
     share, extra = divmod(count, len(readers))
     before: dict[int, str] = {}
     for reader in readers:

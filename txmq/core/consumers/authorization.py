@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from txmq.core.events.outcome import Rejected
 from txmq.core.state.ranges import RangeMap, ValueRange, gaps
 from txmq.errors import StaleGeneration, UnknownGroup, UnknownMember
 from txmq.model.topic_partition import TopicPartition
@@ -16,65 +15,60 @@ if TYPE_CHECKING:
     from txmq.core.state.state import State
 
 
-def find_group(state: State, name: str) -> ConsumerGroup | Rejected:
+def find_group(state: State, name: str) -> ConsumerGroup:
     """Return the group with this name."""
     group = state.groups.by_name.get(name)
     if group is None:
-        return Rejected(
-            UnknownGroup,
+        raise UnknownGroup(
             f"there is no consumer group {name!r}",
-            "see the groups: txmq group list; a group is created when its first member joins",
+            hint="see the groups: txmq group list; a group is created when its first member joins",
         )
     return group
 
 
+JOIN_AGAIN = "join again; messages that were leased to it go to other members"
+
+
 def find_member(
-    state: State, name: str, member: str
-) -> tuple[ConsumerGroup, GroupMember] | Rejected:
+    state: State, name: str, member: str, hint: str = JOIN_AGAIN
+) -> tuple[ConsumerGroup, GroupMember]:
     """Return the group and its member."""
     group = find_group(state, name)
-    if isinstance(group, Rejected):
-        return group
     found = group.members.get(member)
     if found is None:
         message = f"{member!r} is not a member of consumer group {name!r}"
-        return Rejected(
-            UnknownMember,
-            message,
-            "join again; messages that were leased to it go to other members",
-        )
+        raise UnknownMember(message, hint=hint)
     return group, found
 
 
 def find_instance(
     state: State, name: str, member: str, instance: str
-) -> tuple[ConsumerGroup, GroupMember] | Rejected:
+) -> tuple[ConsumerGroup, GroupMember]:
     """Return the group and its member, unless another process has replaced it."""
     found = find_member(state, name, member)
-    if isinstance(found, Rejected) or found[1].instance == instance:
-        return found
-    message = f"another process has joined consumer group {name!r} as {member!r}"
-    return Rejected(
-        UnknownMember, message, "give each process a name of its own", {"replaced": True}
-    )
+    if found[1].instance != instance:
+        message = f"another process has joined consumer group {name!r} as {member!r}"
+        hint = "give each process a name of its own"
+        raise UnknownMember(message, hint=hint, detail={"replaced": True})
+    return found
 
 
 def find_current_member(
     state: State, name: str, member: str, generation: int
-) -> tuple[ConsumerGroup, GroupMember] | Rejected:
+) -> tuple[ConsumerGroup, GroupMember]:
     """Return the group and its member, if the member knows the current generation.
 
     With an older generation its assignment may be out of date.
     """
     found = find_member(state, name, member)
-    if isinstance(found, Rejected) or found[0].generation == generation:
+    if found[0].generation == generation:
         return found
     now = found[0].generation
     message = (
         f"generation {generation} of consumer group {name!r} is over: the current one is {now}"
     )
-    return Rejected(
-        StaleGeneration, message, "join again to get the new assignment", {"generation": now}
+    raise StaleGeneration(
+        message, hint="join again to get the new assignment", detail={"generation": now}
     )
 
 

@@ -22,7 +22,7 @@ from txmq.core.events.consumers import (
     StoreMessagesAdopted,
     TopicTidied,
 )
-from txmq.core.events.outcome import Appliers, Deciders, Outcome, Rejected
+from txmq.core.events.outcome import Appliers, Deciders, Outcome
 from txmq.core.state import failed_changes, failed_messages, local_stores
 from txmq.core.state.failed_rows import FailedKind
 from txmq.core.state.state import State
@@ -43,29 +43,24 @@ class GroupWorkReply(NamedTuple):
     more: bool
 
 
-def decide_delete(state: State, command: DeleteGroup, now: int) -> Outcome | Rejected:
-    del now
+def decide_delete(state: State, command: DeleteGroup, _now: int) -> Outcome:
     found = with_members(state, command.group)
-    if isinstance(found, Rejected):
-        return found
     members = [name for group in found for name in group.members]
     if members:
         message = f"consumer group {command.group!r} has members: {', '.join(members[:3])}"
-        return Rejected(Conflict, message, "stop the members first")
+        raise Conflict(message, hint="stop the members first")
     if any(group.unfinished_clones for group in found):
         message = f"consumer group {command.group!r} is being cloned"
-        return Rejected(
-            Conflict,
+        raise Conflict(
             message,
-            "wait until the clone is complete (txmq group show), or delete the clone first",
+            hint="wait until the clone is complete (txmq group show), or delete the clone first",
         )
     return Outcome(
         tuple(GroupDeleted(group.group_id, command.by, STEP_ROWS) for group in reversed(found))
     )
 
 
-def decide_advance(state: State, command: AdvanceGroupWork, now: int) -> Outcome:
-    del command, now
+def decide_advance(state: State, _command: AdvanceGroupWork, _now: int) -> Outcome:
     deleted = next(iter(state.groups.deleted), None)
     if deleted is not None:
         return Outcome((GroupTidied(deleted, STEP_ROWS),), GroupWorkReply(more=True))
@@ -165,9 +160,8 @@ def _lift(state: State, group: ConsumerGroup, fences: list[tuple[int, int]]) -> 
         state.groups.dirty_fences.add((group.group_id, topic_id, key_hash))
 
 
-def apply_topic_step(state: State, event: TopicTidied, context: RecordContext) -> None:
+def apply_topic_step(state: State, event: TopicTidied, _context: RecordContext) -> None:
     """Apply: first lift fences, so that none is without its head, then end messages."""
-    del context
     group, topic_id = state.groups.by_id[event.group_id], event.topic_id
     fences = [(topic_id, key) for key in islice(group.fences.get(topic_id, ()), event.most)]
     _lift(state, group, fences)
@@ -199,18 +193,15 @@ def go_on_at(state: State, group: ConsumerGroup, tp: TopicPartition, offset: int
         state.groups.resetting.discard(group.group_id)
 
 
-def apply_deleted(state: State, event: GroupDeleted, context: RecordContext) -> None:
-    del context
+def apply_deleted(state: State, event: GroupDeleted, _context: RecordContext) -> None:
     delete(state, state.groups.by_id[event.group_id], event.most)
 
 
-def apply_delete_step(state: State, event: GroupTidied, context: RecordContext) -> None:
-    del context
+def apply_delete_step(state: State, event: GroupTidied, _context: RecordContext) -> None:
     _delete_step(state, state.groups.deleted[event.group_id], event.most)
 
 
-def apply_restored(state: State, event: BroughtBack, context: RecordContext) -> None:
-    del context
+def apply_restored(state: State, event: BroughtBack, _context: RecordContext) -> None:
     group = state.groups.by_id[event.group_id]
     restore_rows(
         state, group, TopicPartition(event.topic_id, event.partition), event.offset, event.most

@@ -13,7 +13,7 @@ from txmq.core.consumers.background_work import STEP_ROWS
 from txmq.core.consumers.commands import CloneGroup
 from txmq.core.consumers.membership import MAX_GROUPS
 from txmq.core.events.consumers import CloneBegun, CloneContinued, CloneEnded, GroupCloned
-from txmq.core.events.outcome import Appliers, Deciders, Outcome, Rejected
+from txmq.core.events.outcome import Appliers, Deciders, Outcome
 from txmq.core.state import failed_changes, failed_messages, failed_rows
 from txmq.core.state.consumer_groups import BROADCAST, CloneProgress, ConsumerGroup
 from txmq.core.state.positions import UNDELIVERED, GroupPosition, Redelivery
@@ -39,14 +39,9 @@ class CloneReply(NamedTuple):
     pending: bool = False
 
 
-def decide_clone(state: State, command: CloneGroup, now: int) -> Outcome | Rejected:
-    del now
+def decide_clone(state: State, command: CloneGroup, _now: int) -> Outcome:
     source = find_group(state, command.group)
-    if isinstance(source, Rejected):
-        return source
-    refused = _refused(state, source, command.to)
-    if refused is not None:
-        return refused
+    _refuse(state, source, command.to)
     large = len(failed_messages.messages_of_group(state, source, STEP_ROWS + 1)) > STEP_ROWS
     kind = CloneBegun if large else GroupCloned
     epochs = state.groups.past_epochs.get(command.to, ())
@@ -54,42 +49,37 @@ def decide_clone(state: State, command: CloneGroup, now: int) -> Outcome | Rejec
     return Outcome((cloned,), CloneReply(pending=large))
 
 
-def _refused(state: State, source: ConsumerGroup, to: str) -> Rejected | None:
+def _refuse(state: State, source: ConsumerGroup, to: str) -> None:
     groups = state.groups.by_name
     if source.settings.mode == BROADCAST or "@" in to:
-        return Rejected(
-            BadRequest,
+        raise BadRequest(
             f"{source.name!r} cannot be cloned to {to!r}: one of them is a broadcast group",
-            "join with a new name: each member of a broadcast group has its own position",
+            hint="join with a new name: each member of a broadcast group has its own position",
         )
     if to in groups:
-        return Rejected(
-            Conflict,
+        raise Conflict(
             f"consumer group {to!r} exists already",
-            "choose another name, or delete that group",
+            hint="choose another name, or delete that group",
         )
     if source.pending_resets or source.clone_progress is not None:
         reason = "it is being reset" if source.pending_resets else "it is still being cloned itself"
-        return Rejected(
-            Conflict,
+        raise Conflict(
             f"{source.name!r} cannot be cloned: {reason}",
-            "wait until that is complete: txmq group show",
+            hint="wait until that is complete: txmq group show",
         )
     if len(groups) >= MAX_GROUPS:
-        return Rejected(
-            Throttled, f"there are {MAX_GROUPS} consumer groups, the maximum", "delete some first"
+        raise Throttled(
+            f"there are {MAX_GROUPS} consumer groups, the maximum", hint="delete some first"
         )
     if any(_has_expired_rows(state, source, tp) for tp in source.positions):
         message = (
             f"{source.name!r} cannot be cloned: "
             "retention has passed messages that wait for redelivery"
         )
-        return Rejected(
-            Conflict,
+        raise Conflict(
             message,
-            "wait for the retries, or abandon the dead letters they wait for: txmq dlq",
+            hint="wait for the retries, or abandon the dead letters they wait for: txmq dlq",
         )
-    return None
 
 
 def _has_expired_rows(state: State, source: ConsumerGroup, tp: TopicPartition) -> bool:
@@ -104,16 +94,14 @@ def _has_expired_rows(state: State, source: ConsumerGroup, tp: TopicPartition) -
     )
 
 
-def apply_cloned(state: State, event: GroupCloned, context: RecordContext) -> None:
-    del context
+def apply_cloned(state: State, event: GroupCloned, _context: RecordContext) -> None:
     source = state.groups.by_id[event.source]
     clone = _create(state, event, source)
     _redeliver_rows(state, source, clone, failed_messages.messages_of_group(state, source, None))
     _raise_floors(state, clone)
 
 
-def apply_begun(state: State, event: CloneBegun, context: RecordContext) -> None:
-    del context
+def apply_begun(state: State, event: CloneBegun, _context: RecordContext) -> None:
     source = state.groups.by_id[event.source]
     clone = _create(state, event, source)
     clone.clone_progress = CloneProgress(event.source)
@@ -121,8 +109,7 @@ def apply_begun(state: State, event: CloneBegun, context: RecordContext) -> None
     state.groups.cloning.add(clone.group_id)
 
 
-def apply_continued(state: State, event: CloneContinued, context: RecordContext) -> None:
-    del context
+def apply_continued(state: State, event: CloneContinued, _context: RecordContext) -> None:
     clone = state.groups.by_id[event.group_id]
     assert clone.clone_progress is not None, "it is being made"
     source = state.groups.by_id[clone.clone_progress.source]
@@ -133,8 +120,7 @@ def apply_continued(state: State, event: CloneContinued, context: RecordContext)
     state.groups.dirty_groups.add(clone.group_id)
 
 
-def apply_ended(state: State, event: CloneEnded, context: RecordContext) -> None:
-    del context
+def apply_ended(state: State, event: CloneEnded, _context: RecordContext) -> None:
     clone = state.groups.by_id[event.group_id]
     state.groups.end_clone(clone)
     _raise_floors(state, clone)

@@ -18,7 +18,7 @@ from txmq.core.consumers.candidates import Candidate, CandidateSource
 from txmq.core.consumers.commands import CandidateRead, Deliver
 from txmq.core.consumers.key_fences import FailureChanges
 from txmq.core.events.consumers import AttemptRange, Delivered, Range
-from txmq.core.events.outcome import Appliers, Deciders, Outcome, Rejected
+from txmq.core.events.outcome import Appliers, Deciders, Outcome
 from txmq.core.state import (
     failed_changes,
     failed_messages,
@@ -66,11 +66,8 @@ class DeliverReply(NamedTuple):
     again: bool
 
 
-def decide_deliver(state: State, command: Deliver, now: int) -> Outcome | Rejected:
-    current = find_current_member(state, command.group, command.member, command.generation)
-    if isinstance(current, Rejected):
-        return current
-    group, member = current
+def decide_deliver(state: State, command: Deliver, now: int) -> Outcome:
+    group, member = find_current_member(state, command.group, command.member, command.generation)
     builder = _DeliveryBuilder(state, group, member, now, command.durable)
     if not group.paused:
         builder.changes.advance()

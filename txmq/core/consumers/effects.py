@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from txmq.core.consumers import key_fences, leases
 from txmq.core.consumers.authorization import find_group
 from txmq.core.events.consumers import EffectsPassed, EffectsRestored, InboxOpened
-from txmq.core.events.outcome import Appliers, Deciders, Outcome, Rejected
+from txmq.core.events.outcome import Appliers, Deciders, Outcome
 from txmq.core.state import failed_changes, failed_messages, local_stores
 from txmq.core.state.failed_rows import FailedKind
 from txmq.core.state.positions import FAR, EffectsRecord
@@ -76,28 +76,23 @@ class _Found(NamedTuple):
     position: GroupPosition
 
 
-def _find(state: State, at: InboxPartition) -> _Found | Rejected:
+def _find(state: State, at: InboxPartition) -> _Found:
     group = find_group(state, at.group)
-    if isinstance(group, Rejected):
-        return group
     topic = state.topics.get(at.topic)
     tp = TopicPartition(at.topic_id, at.partition)
     if topic is None or topic.topic_id != at.topic_id or tp not in group.positions:
         message = f"consumer group {at.group!r} does not read topic {at.topic!r} of id {tp[0]}"
-        return Rejected(UnknownTopic, message, "the topic was deleted, or made again")
+        raise UnknownTopic(message, hint="the topic was deleted, or made again")
     if group.is_stopped(tp) and (tp in group.pending_resets or group.clone_progress is not None):
-        return Rejected(Conflict, f"a reset of topic {at.topic!r} is under way", "wait for it")
+        raise Conflict(f"a reset of topic {at.topic!r} is under way", hint="wait for it")
     return _Found(group, tp, group.positions[tp])
 
 
-def describe_inbox(state: State, at: InboxPartition) -> dict[str, Any] | Rejected:
+def describe_inbox(state: State, at: InboxPartition) -> dict[str, Any]:
     """Describe what an inbox must have. `base` is null until a member has opened it;
     `settled` are ranges above the floor, `steps` the offsets where epochs begin.
     """
-    found = _find(state, at)
-    if isinstance(found, Rejected):
-        return found
-    group, tp, position = found
+    group, tp, position = _find(state, at)
     topic, effects = state.topics_by_id[tp[0]], position.effects
     steps = epoch_steps(state, group, tp)
     return {
@@ -112,12 +107,8 @@ def describe_inbox(state: State, at: InboxPartition) -> dict[str, Any] | Rejecte
     }
 
 
-def decide_open(state: State, command: OpenInbox, now: int) -> Outcome | Rejected:
-    del now
-    found = _find(state, command.at)
-    if isinstance(found, Rejected):
-        return found
-    group, tp, position = found
+def decide_open(state: State, command: OpenInbox, _now: int) -> Outcome:
+    group, tp, position = _find(state, command.at)
     if position.effects is not None:
         return Outcome()
     applied: RangeMap[None] = RangeMap((start, end, None) for start, end in command.applied)
@@ -139,11 +130,8 @@ def _settled(position: GroupPosition, base: int) -> Iterator[OffsetRange]:
         yield start, end
 
 
-def decide_restore(state: State, command: RestoreEffects, now: int) -> Outcome | Rejected:
-    del now
+def decide_restore(state: State, command: RestoreEffects, _now: int) -> Outcome:
     found = _find(state, command.at)
-    if isinstance(found, Rejected):
-        return found
     group, tp, _position = found
     lacking = _lacking(state, found, command.ranges)
     first = state.topics_by_id[tp[0]].start_offsets[tp[1]]
@@ -177,8 +165,7 @@ def _lacking(state: State, found: _Found, ranges: Iterable[OffsetRange]) -> Rang
     return lacking
 
 
-def apply_opened(state: State, event: InboxOpened, context: RecordContext) -> None:
-    del context
+def apply_opened(state: State, event: InboxOpened, _context: RecordContext) -> None:
     group = state.groups.by_id[event.group_id]
     tp = TopicPartition(event.topic_id, event.partition)
     effects = EffectsRecord(event.base)
@@ -187,16 +174,14 @@ def apply_opened(state: State, event: InboxOpened, context: RecordContext) -> No
     state.groups.position_for_update(group, tp).effects = effects
 
 
-def apply_passed(state: State, event: EffectsPassed, context: RecordContext) -> None:
-    del context
+def apply_passed(state: State, event: EffectsPassed, _context: RecordContext) -> None:
     group = state.groups.by_id[event.group_id]
     tp = TopicPartition(event.topic_id, event.partition)
     for start, end in event.ranges:
         state.groups.position_for_update(group, tp).pass_over(start, end)
 
 
-def apply_restored(state: State, event: EffectsRestored, context: RecordContext) -> None:
-    del context
+def apply_restored(state: State, event: EffectsRestored, _context: RecordContext) -> None:
     group = state.groups.by_id[event.group_id]
     tp = TopicPartition(event.topic_id, event.partition)
     position = state.groups.position_for_update(group, tp)

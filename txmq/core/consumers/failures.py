@@ -15,7 +15,7 @@ from txmq.core.consumers.commands import (
 )
 from txmq.core.consumers.key_fences import FailureChanges
 from txmq.core.events.consumers import Abandoned, DeadLettered, GroupGuarded, Replayed, Retried
-from txmq.core.events.outcome import Appliers, Deciders, Outcome, Rejected
+from txmq.core.events.outcome import Appliers, Deciders, Outcome
 from txmq.core.state import attempts, failed_changes, failed_messages, failed_rows, plan_letters
 from txmq.core.state.failed_rows import FailedKind, FailedMessage
 from txmq.core.topics import topics
@@ -87,16 +87,12 @@ def key_source(state: State, command: NackMessage) -> KeySource | None:
     return None
 
 
-def decide_nack(state: State, command: NackMessage, now: int) -> Outcome | Rejected:
-    found = find_member(state, command.group, command.member)
-    if isinstance(found, Rejected):
-        return found
-    group, _member = found
+def decide_nack(state: State, command: NackMessage, now: int) -> Outcome:
+    group, _member = find_member(state, command.group, command.member)
     if command.delay is not None and not 0 <= command.delay <= MAX_DELAY:
-        return Rejected(
-            BadRequest,
+        raise BadRequest(
             f"a delay of {command.delay} µs is out of range",
-            f"choose a delay of 0 to {MAX_DELAY} µs",
+            hint=f"choose a delay of 0 to {MAX_DELAY} µs",
         )
     claim = LeaseClaim(group, command.member, command.generation)
     claim.add(state, command.topic, command.partition, command.offset, command.offset + 1)
@@ -104,7 +100,7 @@ def decide_nack(state: State, command: NackMessage, now: int) -> Outcome | Rejec
         place = f"{command.topic}/{command.partition}"
         message = f"message {command.offset} of {place} is not leased to {command.member!r}"
         hint = "it was acked, has failed, or its lease has expired: drop it"
-        return Rejected(NotLeased, message, hint, {"fence_lease": group.next_lease})
+        raise NotLeased(message, hint=hint, detail={"fence_lease": group.next_lease})
     ref = (state.topics[command.topic].topic_id, command.partition, command.offset)
     if claim.rows:
         row = failed_messages.get(state, group, ref)
@@ -218,7 +214,7 @@ def _pause(group: ConsumerGroup, command: NackMessage) -> int:
     return 0 if group.breaker is not None else group.settings.policy.delays_us[0]
 
 
-def decide_replay(state: State, command: ReplayLetters, now: int) -> Outcome | Rejected:
+def decide_replay(state: State, command: ReplayLetters, now: int) -> Outcome:
     def replay(
         changes: FailureChanges, ref: MessageRef, row: FailedMessage, named: NamedLetters
     ) -> str:
@@ -288,19 +284,17 @@ class NamedLetters:
         changes.retry(ref, self.replay(ref), now)
 
 
-def decide_abandon(state: State, command: AbandonLetters, now: int) -> Outcome | Rejected:
+def decide_abandon(state: State, command: AbandonLetters, now: int) -> Outcome:
     if not command.reason:
-        return Rejected(
-            BadRequest,
+        raise BadRequest(
             "dead letters cannot be abandoned without a reason",
-            "name a reason: it is stored with each letter",
+            hint="name a reason: it is stored with each letter",
         )
     reason = cut_reason(command.reason)
 
     def abandon(
-        changes: FailureChanges, ref: MessageRef, row: FailedMessage, named: NamedLetters
+        changes: FailureChanges, ref: MessageRef, row: FailedMessage, _named: NamedLetters
     ) -> str:
-        del named
         changes.abandon(ref, row, reason)
         return ""
 
@@ -314,18 +308,16 @@ def _change_letters(
     change: Callable[[FailureChanges, MessageRef, FailedMessage, NamedLetters], str],
     kind: type[Replayed | Abandoned],
     refuses: Callable[[State, FailedMessage], str],
-) -> Outcome | Rejected:
+) -> Outcome:
     """Change each dead letter in the order of publication, unless `refuses` has a
     reason.
 
     So letters of one key become a chain in their order.
     """
     group, letters = find_group(state, command.group), command.letters
-    if isinstance(group, Rejected):
-        return group
     if len(letters) > MAX_LETTERS:
         message = f"{len(letters)} letters in one call are too many"
-        return Rejected(BadRequest, message, f"send at most {MAX_LETTERS} in each call")
+        raise BadRequest(message, hint=f"send at most {MAX_LETTERS} in each call")
     changes = FailureChanges(state, group, now)
     found: list[tuple[MessageRef, FailedMessage, TopicOffset]] = []
     refused: list[tuple[str, int, int, str]] = []
@@ -363,14 +355,14 @@ def find_message(
     return ref, failed_messages.get(state, group, ref)
 
 
-def unknown_letter(group: ConsumerGroup, place: TopicOffset) -> Rejected:
-    """Refuse what a group has not, or no longer, as a dead letter, and does not retry
-    either.
+def unknown_letter(group: ConsumerGroup, place: TopicOffset) -> UnknownLetter:
+    """Return the refusal of what a group has not, or no longer, as a dead letter, and
+    does not retry either.
     """
     topic, partition, offset = place
     message = f"consumer group {group.name!r} has no dead letter {topic}/{partition}/{offset}"
     hint = "see txmq dlq list, txmq retry list; for what was processed, txmq trace"
-    return Rejected(UnknownLetter, message, hint)
+    return UnknownLetter(message, hint=hint)
 
 
 def closed_reason(row: FailedMessage | None, token: bytes = b"") -> str:
@@ -397,8 +389,7 @@ def held_reason(state: State, row: FailedMessage) -> str:
     return "" if plan is None else f"in plan {plan.name}"
 
 
-def _never(state: State, row: FailedMessage) -> str:
-    del state, row
+def _never(_state: State, _row: FailedMessage) -> str:
     return ""
 
 

@@ -21,7 +21,6 @@ from txmq.core.consumers.candidates import (
     FetchLimits,
     RunBuilder,
 )
-from txmq.core.events.outcome import Rejected
 from txmq.core.state import failed_messages, visibility
 from txmq.core.state.positions import UNDELIVERED
 from txmq.core.state.state import State
@@ -65,15 +64,13 @@ def choose_candidates(
     limits: FetchLimits,
     now: int,
     excluded: Collection[TopicPartition] = (),
-) -> ChosenCandidates | Rejected:
+) -> ChosenCandidates:
     """Return the batches to read for one fetch.
 
     They have at most `limits.max_bytes` in all, or are one larger batch, and are
     visible at the log position `durable`. Partitions that are `excluded` have none.
     """
     found = find_current_member(state, group, member, generation)
-    if isinstance(found, Rejected):
-        return found
     if found[0].paused:
         return ChosenCandidates()
     fences = fences_can_advance(state, found[0], now)

@@ -14,7 +14,7 @@ from txmq.core.consumers.authorization import find_group
 from txmq.core.consumers.key_fences import FailureChanges
 from txmq.core.events.base import LogSpan
 from txmq.core.events.letters import LettersGiven
-from txmq.core.events.outcome import Appliers, Deciders, Outcome, Rejected
+from txmq.core.events.outcome import Appliers, Deciders, Outcome
 from txmq.core.state import failed_changes, failed_messages, failed_rows, letter_copies, log_pins
 from txmq.core.state.failed_rows import FailedKind
 from txmq.core.state.letter_copies import LetterCopy
@@ -66,19 +66,15 @@ class GivenReply(NamedTuple):
     refused: tuple[tuple[str, int, int, str], ...]
 
 
-def find_groups(state: State, name: str, to: str) -> tuple[ConsumerGroup, ConsumerGroup] | Rejected:
+def find_groups(state: State, name: str, to: str) -> tuple[ConsumerGroup, ConsumerGroup]:
     """Return the group with the letters, and the one that is to get them."""
     group, other = find_group(state, name), find_group(state, to)
-    if isinstance(group, Rejected):
-        return group
-    if isinstance(other, Rejected):
-        return other
     if group is other:
         message = f"group {name!r} has these letters already"
-        return Rejected(BadRequest, message, "replay them: txmq dlq replay")
+        raise BadRequest(message, hint="replay them: txmq dlq replay")
     if other.parent or other.settings.mode == "broadcast":
         message = f"{to!r} is a broadcast group"
-        return Rejected(BadRequest, message, "name a group whose members share messages")
+        raise BadRequest(message, hint="name a group whose members share messages")
     return group, other
 
 
@@ -88,11 +84,8 @@ def in_topic(state: State, ref: MessageRef, row: FailedMessage) -> bool:
     return any((entry.position, ref[2] - base) == (row.position, row.row) for base, entry in found)
 
 
-def decide_give(state: State, command: GiveLetters, now: int) -> Outcome | Rejected:
-    found = find_groups(state, command.group, command.to)
-    if isinstance(found, Rejected):
-        return found
-    group, other = found
+def decide_give(state: State, command: GiveLetters, now: int) -> Outcome:
+    group, other = find_groups(state, command.group, command.to)
     given: list[tuple[MessageRef, FailedMessage, GivenLetter]] = []
     refused: list[tuple[str, int, int, str]] = []
     for one in command.letters:

@@ -13,7 +13,7 @@ from txmq.core.consumers.assignment import STRATEGIES
 from txmq.core.consumers.authorization import find_group
 from txmq.core.consumers.commands import AlterGroup, PauseGroup, RequestedSettings
 from txmq.core.events.consumers import GroupChanged, GroupPaused
-from txmq.core.events.outcome import Appliers, Deciders, Outcome, Rejected
+from txmq.core.events.outcome import Appliers, Deciders, Outcome
 from txmq.core.state.consumer_groups import (
     FIRST,
     LAST,
@@ -38,8 +38,8 @@ MAX_SPAN = 100_000_000
 MAX_PARKED, MAX_FLOOD_KEYS = 100_000_000, 1_000
 
 
-def merge_settings(wanted: RequestedSettings, base: GroupSettings) -> GroupSettings | Rejected:
-    """Return `base` with the requested settings, or a rejection of invalid values."""
+def merge_settings(wanted: RequestedSettings, base: GroupSettings) -> GroupSettings:
+    """Return `base` with the requested settings, if these are valid."""
     named = {name: value for name, value in wanted._asdict().items() if value is not None}
     if wanted.retry is not None:
         named["retry"] = wanted.retry.row
@@ -88,10 +88,12 @@ def merge_settings(wanted: RequestedSettings, base: GroupSettings) -> GroupSetti
         ),
     )
     invalid = next((message for valid, message in checks if not valid), None)
-    return settings if invalid is None else Rejected(BadRequest, invalid)
+    if invalid is not None:
+        raise BadRequest(invalid)
+    return settings
 
 
-def settings_for_join(wanted: RequestedSettings, base: GroupSettings) -> GroupSettings | Rejected:
+def settings_for_join(wanted: RequestedSettings, base: GroupSettings) -> GroupSettings:
     """Return the settings that a member asks for.
 
     Settings that an operator has altered stay.
@@ -99,7 +101,7 @@ def settings_for_join(wanted: RequestedSettings, base: GroupSettings) -> GroupSe
     return merge_settings(wanted._replace(**dict.fromkeys(base.altered)), base)
 
 
-def settings_altered(wanted: RequestedSettings, base: GroupSettings) -> GroupSettings | Rejected:
+def settings_altered(wanted: RequestedSettings, base: GroupSettings) -> GroupSettings:
     """Return the settings that an operator asks for, marked as altered."""
     named = {name for name, value in wanted._asdict().items() if value is not None}
     return merge_settings(wanted, base._replace(altered=tuple(sorted(named.union(base.altered)))))
@@ -116,44 +118,32 @@ def are_compatible(settings: GroupSettings, base: GroupSettings) -> bool:
     )
 
 
-def with_members(state: State, name: str) -> list[ConsumerGroup] | Rejected:
+def with_members(state: State, name: str) -> list[ConsumerGroup]:
     """Return the group and, if it is a broadcast group, its members' groups."""
     group = find_group(state, name)
-    if isinstance(group, Rejected):
-        return group
     return [
         group,
         *(other for other in state.groups.by_id.values() if other.parent == group.group_id),
     ]
 
 
-def decide_alter(state: State, command: AlterGroup, now: int) -> Outcome | Rejected:
-    del now
+def decide_alter(state: State, command: AlterGroup, _now: int) -> Outcome:
     found = with_members(state, command.group)
-    if isinstance(found, Rejected):
-        return found
     changed, altered = [], []
     for group in found:
         settings = settings_altered(command.wanted, group.settings)
-        if isinstance(settings, Rejected):
-            return settings
         altered.append(settings)
         if settings != group.settings:
             changed.append(GroupChanged(group.group_id, settings, command.by))
     return Outcome(tuple(changed), altered[0])
 
 
-def decide_pause(state: State, command: PauseGroup, now: int) -> Outcome | Rejected:
-    del now
+def decide_pause(state: State, command: PauseGroup, _now: int) -> Outcome:
     found = with_members(state, command.group)
-    if isinstance(found, Rejected):
-        return found
     topic = state.topics.get(command.topic)
     if command.topic and topic is None:
-        return Rejected(
-            UnknownTopic,
-            f"there is no topic {command.topic!r}",
-            "list the topics: txmq topic list",
+        raise UnknownTopic(
+            f"there is no topic {command.topic!r}", hint="list the topics: txmq topic list"
         )
     topic_id = 0 if topic is None else topic.topic_id
     changed = [
@@ -176,8 +166,7 @@ def _closes_breaker(group: ConsumerGroup, command: PauseGroup) -> bool:
     return group.breaker is not None and not command.paused and not command.topic
 
 
-def apply_changed(state: State, event: GroupChanged, context: RecordContext) -> None:
-    del context
+def apply_changed(state: State, event: GroupChanged, _context: RecordContext) -> None:
     group = state.groups.by_id[event.group_id]
     group.settings = GroupSettings(*event.settings)
     if not group.settings.flood_keys:
@@ -185,8 +174,7 @@ def apply_changed(state: State, event: GroupChanged, context: RecordContext) -> 
     state.groups.dirty_groups.add(event.group_id)
 
 
-def apply_paused(state: State, event: GroupPaused, context: RecordContext) -> None:
-    del context
+def apply_paused(state: State, event: GroupPaused, _context: RecordContext) -> None:
     group = state.groups.by_id[event.group_id]
     if not event.topic_id:
         group.paused = event.paused

@@ -9,7 +9,6 @@ from txmq.core.consumers import head_of_line, progress, stall_reasons, store_vie
 from txmq.core.consumers.authorization import find_group, find_instance, find_member
 from txmq.core.consumers.membership import identities
 from txmq.core.consumers.stall_reasons import StallContext
-from txmq.core.events.outcome import Rejected
 from txmq.core.state import failed_messages, local_stores, visibility
 from txmq.core.state.consumer_groups import FenceState
 from txmq.core.state.restores import all_epochs, epoch_of
@@ -113,16 +112,12 @@ def _state(group: ConsumerGroup) -> str:
     return "active" if group.members else "empty"
 
 
-def describe_group(
-    state: State, name: str, context: StallContext
-) -> Steps[dict[str, Any] | Rejected]:
+def describe_group(state: State, name: str, context: StallContext) -> Steps[dict[str, Any]]:
     """Describe a group in full, in steps.
 
     `why` has the stall reason of each partition, "" if it has none.
     """
     group = find_group(state, name)
-    if isinstance(group, Rejected):
-        return group
     positions: list[dict[str, Any]] = []
     for tp in sorted(group.positions):
         if tp in group.positions:
@@ -248,9 +243,7 @@ def fence_head(state: State, name: str, topic: str, key_hash: int) -> LogRow | N
     return None
 
 
-def describe_membership(
-    state: State, name: str, member: str, instance: str = ""
-) -> dict[str, Any] | Rejected:
+def describe_membership(state: State, name: str, member: str, instance: str = "") -> dict[str, Any]:
     """Return the answer to a heartbeat: the current generation and assignment.
 
     An `instance` that another process has replaced is not a member any more.
@@ -260,8 +253,6 @@ def describe_membership(
         if instance
         else find_member(state, name, member)
     )
-    if isinstance(found, Rejected):
-        return found
     group, present = found
     view = {
         "generation": group.generation,

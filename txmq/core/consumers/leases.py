@@ -14,7 +14,7 @@ from txmq.core.consumers.authorization import find_member
 from txmq.core.consumers.commands import ExpireLeases, ExtendLeases
 from txmq.core.consumers.group_settings import LEASE_RANGE
 from txmq.core.events.consumers import DueRow, LeasesExpired, LeasesExtended
-from txmq.core.events.outcome import Appliers, Deciders, Outcome, Rejected
+from txmq.core.events.outcome import Appliers, Deciders, Outcome
 from txmq.core.state import failed_changes, failed_messages
 from txmq.core.state.positions import Redelivery
 from txmq.errors import BadRequest
@@ -238,8 +238,7 @@ def decide_expire(state: State, command: ExpireLeases, now: int) -> Outcome:
     return Outcome(tuple(events), ExpireReply(sum(map(len, overdue.values())), more))
 
 
-def apply_expired(state: State, event: LeasesExpired, context: RecordContext) -> None:
-    del context
+def apply_expired(state: State, event: LeasesExpired, _context: RecordContext) -> None:
     group = state.groups.by_id[event.group_id]
     return_rows(state, group, event.rows, died=True)
     for number in event.leases:
@@ -247,17 +246,13 @@ def apply_expired(state: State, event: LeasesExpired, context: RecordContext) ->
             end(state, group, number, died=True)
 
 
-def decide_extend(state: State, command: ExtendLeases, now: int) -> Outcome | Rejected:
-    found = find_member(state, command.group, command.member)
-    if isinstance(found, Rejected):
-        return found
-    group, _member = found
+def decide_extend(state: State, command: ExtendLeases, now: int) -> Outcome:
+    group, _member = find_member(state, command.group, command.member)
     length = group.settings.lease_us if command.lease_us is None else command.lease_us
     if not LEASE_RANGE[0] <= length <= LEASE_RANGE[1]:
-        return Rejected(
-            BadRequest,
+        raise BadRequest(
             f"a lease of {length} µs is out of range",
-            f"choose {LEASE_RANGE[0]} to {LEASE_RANGE[1]} µs",
+            hint=f"choose {LEASE_RANGE[0]} to {LEASE_RANGE[1]} µs",
         )
     own = leases_of(group, command.member)
     wanted = command.leases or own
@@ -269,8 +264,7 @@ def decide_extend(state: State, command: ExtendLeases, now: int) -> Outcome | Re
     return Outcome(events, reply)
 
 
-def apply_extended(state: State, event: LeasesExtended, context: RecordContext) -> None:
-    del context
+def apply_extended(state: State, event: LeasesExtended, _context: RecordContext) -> None:
     group = state.groups.by_id[event.group_id]
     for number in event.leases:
         lease = group.leases[number]

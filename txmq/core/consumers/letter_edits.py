@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from txmq.core.consumers import failures, retries
 from txmq.core.consumers.authorization import find_group
 from txmq.core.events.letters import LetterEdited
-from txmq.core.events.outcome import Appliers, Deciders, Outcome, Rejected
+from txmq.core.events.outcome import Appliers, Deciders, Outcome
 from txmq.core.state import (
     failed_changes,
     failed_messages,
@@ -69,28 +69,24 @@ class OpenLetter(NamedTuple):
     row: FailedMessage
 
 
-def find_open(state: State, name: str, letter: TopicOffset, expected: int) -> OpenLetter | Rejected:
-    """Return the letter that an edit concerns, or why it cannot be edited."""
+def find_open(state: State, name: str, letter: TopicOffset, expected: int) -> OpenLetter:
+    """Return the letter that an edit concerns, if it can be edited."""
     group = find_group(state, name)
-    if isinstance(group, Rejected):
-        return group
     ref, row = failures.find_message(state, group, *letter)
     if ref is None or row is None:
-        return failures.unknown_letter(group, letter)
+        raise failures.unknown_letter(group, letter)
     place = "{}/{}/{}".format(*letter)
     if reason := _refusal(state, group, ref, row):
-        return Rejected(
-            Conflict,
+        raise Conflict(
             f"message {place} of {name!r} cannot be edited: {reason}",
-            "an open letter, or a message that waits for a retry, in no unfinished plan can be: "
-            "txmq dlq show",
+            hint="an open letter, or a message that waits for a retry, in no unfinished plan can "
+            "be: txmq dlq show",
         )
     if row.edits != expected:
-        return Rejected(
-            Conflict,
+        raise Conflict(
             f"message {place} of {name!r} was edited meanwhile: {row.edits} edits, not {expected}",
-            "look at it again (txmq dlq show), then edit it",
-            {"edits": row.edits},
+            hint="look at it again (txmq dlq show), then edit it",
+            detail={"edits": row.edits},
         )
     return OpenLetter(group, ref, row)
 
@@ -103,30 +99,24 @@ def _refusal(state: State, group: ConsumerGroup, ref: MessageRef, row: FailedMes
     return reason or failures.held_reason(state, row)
 
 
-def refusal(state: State, found: OpenLetter, *, reverts: bool) -> Rejected | None:
-    """Return why there can be no further version."""
+def refuse_edit(state: State, found: OpenLetter, *, reverts: bool) -> None:
+    """Refuse an edit where there can be no further version."""
     edits = found.row.edits
     newest = letter_edits.version(state, (found.group.group_id, *found.ref), edits)
     if reverts and (newest is None or newest.reverts):
         done = "it was never edited" if newest is None else "it is what was published again"
-        return Rejected(BadRequest, done, "there is nothing to revert: txmq dlq show")
+        raise BadRequest(done, hint="there is nothing to revert: txmq dlq show")
     if edits >= MAX_EDITS:
-        return Rejected(
-            BadRequest,
+        raise BadRequest(
             f"it has {edits} edits, the maximum",
-            "send its message anew (txmq dlq redrive), and abandon the letter",
+            hint="send its message anew (txmq dlq redrive), and abandon the letter",
         )
-    return None
 
 
-def decide_edit(state: State, command: EditLetter, now: int) -> Outcome | Rejected:
-    del now
+def decide_edit(state: State, command: EditLetter, _now: int) -> Outcome:
     found = find_open(state, command.group, command.letter, command.expected)
-    if isinstance(found, Rejected):
-        return found
     reverts = command.version is None
-    if refused := refusal(state, found, reverts=reverts):
-        return refused
+    refuse_edit(state, found, reverts=reverts)
     group, ref, row = found
     assert row.edits or command.original is not None, "the first edit keeps the original"
     span = command.version

@@ -11,7 +11,7 @@ from txmq.core.consumers import failures
 from txmq.core.consumers.authorization import find_group
 from txmq.core.consumers.failures import LettersReply
 from txmq.core.events.letters import LettersExported
-from txmq.core.events.outcome import Appliers, Deciders, Outcome, Rejected
+from txmq.core.events.outcome import Appliers, Deciders, Outcome
 from txmq.core.state import failed_changes
 from txmq.core.state.failed_rows import FailedKind
 
@@ -35,11 +35,8 @@ class NoteExported(NamedTuple):
     by: str
 
 
-def decide_exported(state: State, command: NoteExported, now: int) -> Outcome | Rejected:
-    del now
+def decide_exported(state: State, command: NoteExported, _now: int) -> Outcome:
     group = find_group(state, command.group)
-    if isinstance(group, Rejected):
-        return group
     found: dict[MessageRef, TopicOffset] = {}
     refused: list[tuple[str, int, int, str]] = []
     for topic, partition, offset, *version in command.letters:

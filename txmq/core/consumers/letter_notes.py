@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from txmq.core.consumers.authorization import find_group
 from txmq.core.events.consumers import FingerprintNoted, SelectionSaved
-from txmq.core.events.outcome import Appliers, Deciders, Outcome, Rejected
+from txmq.core.events.outcome import Appliers, Deciders, Outcome
 from txmq.errors import BadRequest, NotPermitted
 from txmq.store import tables as t
 
@@ -62,23 +62,20 @@ class Note(NamedTuple):
         return self.by.partition(":")[0]
 
 
-def decide_note(state: State, command: NoteFingerprint, now: int) -> Outcome | Rejected:
-    del now
+def decide_note(state: State, command: NoteFingerprint, _now: int) -> Outcome:
     group = find_group(state, command.group)
-    if isinstance(group, Rejected):
-        return group
     if len(command.fingerprint.encode()) > MAX_NAME_BYTES:
         message = f"a fingerprint has at most {MAX_NAME_BYTES} bytes"
-        return Rejected(BadRequest, message, "see the fingerprints: txmq dlq stats")
+        raise BadRequest(message, hint="see the fingerprints: txmq dlq stats")
     key = _note_key(group, command.fingerprint)
     if not command.text and state.tables[t.LETTER_NOTES].get(key) is None:
         message = f"group {group.name!r} has no note on fingerprint {command.fingerprint!r}"
-        return Rejected(BadRequest, message, "see the notes: txmq dlq stats")
+        raise BadRequest(message, hint="see the notes: txmq dlq stats")
     if command.text and state.tables[t.LETTER_NOTES].get(key) is None:
         full = sum(1 for _ in islice(notes_of(state, group), MAX_NOTES)) == MAX_NOTES
         if full:
             message = f"group {group.name!r} has {MAX_NOTES} notes already"
-            return Rejected(BadRequest, message, "remove old ones: txmq dlq note --delete")
+            raise BadRequest(message, hint="remove old ones: txmq dlq note --delete")
     return Outcome(
         (FingerprintNoted(group.group_id, command.fingerprint, command.text, command.by),)
     )
@@ -117,23 +114,19 @@ def _note_key(group: ConsumerGroup, fingerprint: str) -> bytes:
     return t.GROUP_KEY.pack(group.group_id) + fingerprint.encode()
 
 
-def decide_save(state: State, command: SaveSelection, now: int) -> Outcome | Rejected:
-    del now
+def decide_save(state: State, command: SaveSelection, _now: int) -> Outcome:
     known = selection_of(state, command.name)
     if known is None and not command.text:
-        return Rejected(
-            BadRequest, f"there is no selection {command.name!r}", "see txmq dlq select list"
-        )
+        raise BadRequest(f"there is no selection {command.name!r}", hint="see txmq dlq select list")
     if known is not None and not state.users.may_act_for(command.user, known.author):
-        return Rejected(
-            NotPermitted,
+        raise NotPermitted(
             f"selection {command.name!r} is of user {known.author!r}",
-            "save yours under another name, or ask this user or an admin",
+            hint="save yours under another name, or ask this user or an admin",
         )
     full = sum(1 for _ in islice(selections(state), MAX_SELECTIONS)) == MAX_SELECTIONS
     if known is None and full:
         message = f"there are {MAX_SELECTIONS} selections already"
-        return Rejected(BadRequest, message, "delete old ones: txmq dlq select delete")
+        raise BadRequest(message, hint="delete old ones: txmq dlq select delete")
     return Outcome((SelectionSaved(command.name, command.text, command.by),))
 
 

@@ -13,11 +13,12 @@ from txmq.core.consumers import failures, key_fences
 from txmq.core.consumers.authorization import find_group
 from txmq.core.consumers.key_fences import FailureChanges
 from txmq.core.events.letters import LettersRedriven
-from txmq.core.events.outcome import Appliers, Deciders, Outcome, Rejected
+from txmq.core.events.outcome import Appliers, Deciders, Outcome
 from txmq.core.state import failed_changes, failed_messages, letter_copies
 from txmq.core.state.letter_copies import LetterCopy
 from txmq.core.topics import key_order, sends, topics
 from txmq.core.topics.sends import StoreBatch, StoreBatches
+from txmq.errors import RequestRejected
 from txmq.model.topic_partition import TopicPartition
 
 if TYPE_CHECKING:
@@ -73,13 +74,9 @@ class _Found(NamedTuple):
     copy: WantedCopy
 
 
-def decide_redrive(state: State, command: RedriveLetters, now: int) -> Outcome | Rejected:
+def decide_redrive(state: State, command: RedriveLetters, now: int) -> Outcome:
     group = find_group(state, command.group)
-    if isinstance(group, Rejected):
-        return group
     to = topics.find_topic(state, command.to, 0, command.epoch)
-    if isinstance(to, Rejected):
-        return to
     found: list[_Found] = []
     refused: list[tuple[str, int, int, str]] = []
     for copy in command.copies:
@@ -132,11 +129,11 @@ def _refusal(
 def _refusal_of_copy(
     state: State, at: FailedRef, number: int, copy: WantedCopy, command: RedriveLetters
 ) -> str:
-    topic = topics.find_writable(
-        state, command.to, copy.partition, 0, read_header(copy.batch), copy.batch
-    )
-    if isinstance(topic, Rejected):
-        return topic.message
+    header = read_header(copy.batch)
+    try:
+        topic = topics.find_writable(state, command.to, copy.partition, 0, header, copy.batch)
+    except RequestRejected as refused:
+        return refused.message
     if not command.again:
         before = letter_copies.copy_of(state, at, number, topic.topic_id)
         if before is not None:

@@ -11,7 +11,7 @@ from txmq.core.consumers import failures, fetch_choice, key_fences
 from txmq.core.consumers.authorization import find_group, find_member
 from txmq.core.consumers.key_fences import FailureChanges
 from txmq.core.events.letters import LetterTried
-from txmq.core.events.outcome import Appliers, Deciders, Outcome, Rejected
+from txmq.core.events.outcome import Appliers, Deciders, Outcome
 from txmq.core.state import failed_rows
 from txmq.core.state.failed_rows import FailedKind
 from txmq.core.state.trial_outcomes import KEPT
@@ -41,20 +41,18 @@ class TrialReply(NamedTuple):
     number: int
 
 
-def decide_try(state: State, command: TryLetter, now: int) -> Outcome | Rejected:
-    found = find_member(state, command.group, command.member)
-    if isinstance(found, Rejected):
-        return found._replace(hint="see the members: txmq group show")
-    group, _member = found
+def decide_try(state: State, command: TryLetter, now: int) -> Outcome:
+    hint = "see the members: txmq group show"
+    group, _member = find_member(state, command.group, command.member, hint)
     ref, row = failures.find_message(state, group, *command.letter)
     if ref is None or row is None:
-        return failures.unknown_letter(group, command.letter)
+        raise failures.unknown_letter(group, command.letter)
     changes = FailureChanges(state, group, now)
     reason = failures.closed_reason(row) or failures.held_reason(state, row)
     if reason := reason or _obstacle(group, ref, row, changes, command.member):
         place = "{}/{}/{}".format(*command.letter)
         message = f"dead letter {place} of {command.group!r} cannot be tried: {reason}"
-        return Rejected(Conflict, message, "see txmq dlq show and txmq group show")
+        raise Conflict(message, hint="see txmq dlq show and txmq group show")
     changes.retry(ref, failed_rows.replayed_row(row)._replace(trial_by=command.member), now)
     event = LetterTried(group.group_id, *changes.fields(), command.by)
     return Outcome((event,), TrialReply(row.number))
@@ -97,13 +95,9 @@ class TrialOutcome(NamedTuple):
     dead_at: int = 0
 
 
-def outcome_of(
-    state: State, name: str, letter: TopicOffset, number: int
-) -> TrialOutcome | Rejected:
+def outcome_of(state: State, name: str, letter: TopicOffset, number: int) -> TrialOutcome:
     """Return the outcome of the trial that began when the letter had this number."""
     group = find_group(state, name)
-    if isinstance(group, Rejected):
-        return group
     ref, row = failures.find_message(state, group, *letter)
     if ref is None:
         return TrialOutcome("ended", "its topic was deleted, or the group reads it no more")

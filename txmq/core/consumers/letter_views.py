@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from txmq.core.consumers import failures
 from txmq.core.consumers.authorization import find_group
-from txmq.core.events.outcome import Rejected
 from txmq.core.state import (
     attempts,
     failed_messages,
@@ -45,7 +44,7 @@ class LetterView(NamedTuple):
 
 def list_letters(
     state: State, name: str, after: int, limit: int
-) -> tuple[list[LetterView], int | None] | Rejected:
+) -> tuple[list[LetterView], int | None]:
     """Return a page of dead letters in the order of their deaths, and the next page's
     `after`.
 
@@ -53,8 +52,6 @@ def list_letters(
     may be short, or empty, where plans have put back very many letters.
     """
     group = find_group(state, name)
-    if isinstance(group, Rejected):
-        return group
     page: list[tuple[MessageRef, FailedMessage]] = []
     following: int | None = None
     for passed, (number, found) in enumerate(_letters(state, group, after), 1):
@@ -87,18 +84,16 @@ def _letters(
 
 def describe_letter(
     state: State, name: str, topic: str, partition: int, offset: int, version: int | None = None
-) -> LetterView | Rejected:
+) -> LetterView:
     """Describe one dead letter, or another failed message, with its history, found by
     the place of its message.
 
     The location is that of one `version` of its message, by default of the newest.
     """
     group = find_group(state, name)
-    if isinstance(group, Rejected):
-        return group
     ref, row = failures.find_message(state, group, topic, partition, offset)
     if ref is None or row is None:
-        return failures.unknown_letter(group, (topic, partition, offset))
+        raise failures.unknown_letter(group, (topic, partition, offset))
     letter = view_of(state, group, ref, row)
     failed = attempts.get(state, group, ref)
     letter.fields["failures"] = failed.failures
@@ -124,7 +119,7 @@ def describe_letter(
         return letter
     if version not in versions:
         message = f"the letter has no version {version}: it was edited {counted(row.edits, 'time')}"
-        return Rejected(BadRequest, message, "see its versions: txmq dlq show")
+        raise BadRequest(message, hint="see its versions: txmq dlq show")
     return letter._replace(
         position=versions[version].position, length=versions[version].length, row=0
     )

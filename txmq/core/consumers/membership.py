@@ -23,7 +23,7 @@ from txmq.core.events.consumers import (
     Rebalanced,
     Returned,
 )
-from txmq.core.events.outcome import Appliers, Deciders, Outcome, Rejected
+from txmq.core.events.outcome import Appliers, Deciders, Outcome
 from txmq.core.state import local_stores, visibility
 from txmq.core.state.consumer_groups import (
     BROADCAST,
@@ -92,19 +92,13 @@ class Identities(NamedTuple):
     resets: tuple[tuple[str, int, int, EpochSteps], ...]
 
 
-def decide_join(state: State, command: JoinGroup, now: int) -> Outcome | Rejected:
+def decide_join(state: State, command: JoinGroup, now: int) -> Outcome:
     """Decide a join, or the first of its steps where very many partitions are new to
     the group: the reply is JoinBegun then.
     """
     topics = _topics(state, command)
-    if isinstance(topics, Rejected):
-        return topics
-    prepared = _group_to_join(state, command)
-    if isinstance(prepared, Rejected):
-        return prepared
-    group, events = prepared
-    if refused := _refusal(state, group, topics, command):
-        return refused
+    group, events = _group_to_join(state, command)
+    _refuse_member(state, group, topics, command)
     member = group.members.get(command.member)
     if member is not None and member.instance != command.instance:
         rows = _rows_of_member(state, group, member.name, now, lost=True)
@@ -135,61 +129,52 @@ def _topics_read(member: GroupMember | None, instance: str) -> tuple[int, ...]:
     return () if member is None or member.instance != instance else member.topics
 
 
-def _topics(state: State, command: JoinGroup) -> tuple[Topic, ...] | Rejected:
+def _topics(state: State, command: JoinGroup) -> tuple[Topic, ...]:
     if not command.topics or len(command.topics) > MAX_TOPICS:
-        return Rejected(
-            BadRequest,
+        raise BadRequest(
             f"a member cannot read {len(command.topics)} topics",
-            f"name 1 to {MAX_TOPICS} topics",
+            hint=f"name 1 to {MAX_TOPICS} topics",
         )
     missing = next((name for name in command.topics if name not in state.topics), None)
     if missing is not None:
-        return Rejected(
-            UnknownTopic,
+        raise UnknownTopic(
             f"there is no topic {missing!r}",
-            "create it: txmq topic create",
-            {"topic": missing},
+            hint="create it: txmq topic create",
+            detail={"topic": missing},
         )
     topics = [state.topics[name] for name in set(command.topics)]
     partitions = sum(len(topic.end_offsets) for topic in topics)
     if partitions > MAX_JOIN_PARTITIONS:
-        return Rejected(
-            BadRequest,
+        raise BadRequest(
             f"the {len(topics)} topics have {partitions} partitions: "
             f"a member reads at most {MAX_JOIN_PARTITIONS}",
-            "read them with several consumer groups",
+            hint="read them with several consumer groups",
         )
     return tuple(sorted(topics, key=lambda topic: topic.topic_id))
 
 
-def _group_to_join(
-    state: State, command: JoinGroup
-) -> tuple[ConsumerGroup, list[Event]] | Rejected:
+def _group_to_join(state: State, command: JoinGroup) -> tuple[ConsumerGroup, list[Event]]:
     """Return the group to join, and the events that create it if it does not exist."""
     if "@" in command.group or "@" in command.member:
-        return Rejected(
-            BadRequest,
+        raise BadRequest(
             f"the name of group {command.group!r} or member {command.member!r} contains '@'",
-            "use other characters: '@' is reserved for broadcast groups",
+            hint="use other characters: '@' is reserved for broadcast groups",
         )
     if command.static and (not command.named or command.mode == BROADCAST):
-        return Rejected(
-            BadRequest,
+        raise BadRequest(
             f"{command.member!r} cannot be a static member: "
             "it has no name, or the group is a broadcast group",
-            "name the member, and use another mode than broadcast",
+            hint="name the member, and use another mode than broadcast",
         )
     group = state.groups.by_name.get(command.group)
     base = GroupSettings(mode=command.mode) if group is None else group.settings
     settings = settings_for_join(command.wanted, base)
-    if isinstance(settings, Rejected):
-        return settings
     events: list[Event] = []
     if group is None:
         group = ConsumerGroup(state.groups.next_group_id, command.group, settings)
         events.append(_created(state, group))
     elif base.mode != command.mode or not are_compatible(settings, base):
-        return _mismatch(group)
+        raise _mismatch(group)
     if command.mode != BROADCAST:
         return group, events
     return _broadcast_group(state, group, command, events)
@@ -202,17 +187,16 @@ def _created(state: State, group: ConsumerGroup) -> GroupCreated:
     return GroupCreated(*row, epochs)
 
 
-def _mismatch(group: ConsumerGroup) -> Rejected:
+def _mismatch(group: ConsumerGroup) -> GroupMismatch:
     have = group.settings._asdict()
     message = (
         f"consumer group {group.name!r} is {have['mode']}, "
         "or has other settings than its new member asks for"
     )
-    return Rejected(
-        GroupMismatch,
+    return GroupMismatch(
         message,
-        "use the group's settings, or change them: txmq group alter; the mode cannot change",
-        {"settings": have},
+        hint="use the group's settings, or change them: txmq group alter; the mode cannot change",
+        detail={"settings": have},
     )
 
 
@@ -254,17 +238,16 @@ def _positions(state: State) -> int:
     return sum(len(group.positions) for group in state.groups.by_id.values())
 
 
-def _refusal(
+def _refuse_member(
     state: State, group: ConsumerGroup, topics: tuple[Topic, ...], command: JoinGroup
-) -> Rejected | None:
-    """Return why a member cannot join. One that has begun to is in the group, unless
+) -> None:
+    """Refuse a member that cannot join. One that has begun to is in the group, unless
     its session has ended or another process has replaced it.
     """
     if command.continued:
-        found = find_instance(state, group.name, command.member, command.instance)
-        return found if isinstance(found, Rejected) else None
-    full = _refusal_when_full(state, group, topics, command)
-    return Rejected(Throttled, full, "close or delete some first") if full else None
+        find_instance(state, group.name, command.member, command.instance)
+    elif full := _refusal_when_full(state, group, topics, command):
+        raise Throttled(full, hint="close or delete some first")
 
 
 def _refusal_when_full(
@@ -435,11 +418,8 @@ def _restored(state: State, topics: Iterable[int]) -> set[TopicPartition]:
     }
 
 
-def decide_leave(state: State, command: LeaveGroup, now: int) -> Outcome | Rejected:
-    found = find_instance(state, command.group, command.member, command.instance)
-    if isinstance(found, Rejected):
-        return found
-    group, _member = found
+def decide_leave(state: State, command: LeaveGroup, now: int) -> Outcome:
+    group, _member = find_instance(state, command.group, command.member, command.instance)
     rows = _rows_of_member(state, group, command.member, now, lost=command.lost)
     left = MemberLeft(group.group_id, command.member, command.lost, rows)
     if group.temporary:
@@ -448,11 +428,8 @@ def decide_leave(state: State, command: LeaveGroup, now: int) -> Outcome | Rejec
     return Outcome((left, *rest))
 
 
-def decide_rebalance(state: State, command: Rebalance, now: int) -> Outcome | Rejected:
-    del now
+def decide_rebalance(state: State, command: Rebalance, _now: int) -> Outcome:
     group = find_group(state, command.group)
-    if isinstance(group, Rejected):
-        return group
     moved = [
         MemberJoined(group.group_id, member.name, member.instance, topics, member.static)
         for member in group.members.values()
@@ -482,8 +459,7 @@ def _present_topics(state: State, member: GroupMember) -> tuple[int, ...]:
     )
 
 
-def apply_created(state: State, event: GroupCreated, context: RecordContext) -> None:
-    del context
+def apply_created(state: State, event: GroupCreated, _context: RecordContext) -> None:
     settings = GroupSettings(*event.settings)
     group = ConsumerGroup(event.group_id, event.name, settings, event.parent, event.temporary)
     group.set_epochs(event.epochs)
@@ -512,8 +488,7 @@ def apply_left(state: State, event: MemberLeft, context: RecordContext) -> None:
     state.groups.dirty_groups.add(group.group_id)
 
 
-def apply_positions_begun(state: State, event: PositionsBegun, context: RecordContext) -> None:
-    del context
+def apply_positions_begun(state: State, event: PositionsBegun, _context: RecordContext) -> None:
     _begin(state, state.groups.by_id[event.group_id], event.starts)
 
 
@@ -523,8 +498,7 @@ def _begin(state: State, group: ConsumerGroup, starts: tuple[tuple[int, int, int
         state.groups.position_for_update(group, TopicPartition(topic_id, partition))
 
 
-def apply_rebalanced(state: State, event: Rebalanced, context: RecordContext) -> None:
-    del context
+def apply_rebalanced(state: State, event: Rebalanced, _context: RecordContext) -> None:
     group = state.groups.by_id[event.group_id]
     group.generation = event.generation
     _begin(state, group, event.starts)

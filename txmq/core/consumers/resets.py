@@ -9,7 +9,7 @@ from txmq.core.consumers.authorization import find_group
 from txmq.core.consumers.background_work import STEP_ROWS, go_on_at, restore_rows
 from txmq.core.consumers.commands import ResetPosition
 from txmq.core.events.consumers import PositionReset, ResetBegun
-from txmq.core.events.outcome import Appliers, Deciders, Outcome, Rejected
+from txmq.core.events.outcome import Appliers, Deciders, Outcome
 from txmq.core.state import failed_messages, visibility
 from txmq.core.state.consumer_groups import FIRST, LAST
 from txmq.core.state.failed_rows import FailedKind
@@ -62,20 +62,14 @@ class ResetReply(NamedTuple):
     edited: int = 0
 
 
-def decide_reset(state: State, command: ResetPosition, now: int) -> Outcome | Rejected:
-    del now
+def decide_reset(state: State, command: ResetPosition, _now: int) -> Outcome:
     group = find_group(state, command.group)
-    if isinstance(group, Rejected):
-        return group
     topic = state.topics.get(command.topic)
     if topic is None or not any(tp[0] == topic.topic_id for tp in group.positions):
         message = f"consumer group {command.group!r} does not read topic {command.topic!r}"
-        return Rejected(UnknownTopic, message, "list its topics: txmq group show")
+        raise UnknownTopic(message, hint="list its topics: txmq group show")
     offsets = _new_offsets(state, topic, command)
-    if isinstance(offsets, Rejected):
-        return offsets
-    if conflict := _conflict(state, group, topic, dict(offsets)):
-        return conflict
+    _refuse_conflict(state, group, topic, dict(offsets))
     targets = tuple(
         _preview(state, group, TopicPartition(topic.topic_id, partition), offset)
         for partition, offset in offsets
@@ -95,23 +89,22 @@ def decide_reset(state: State, command: ResetPosition, now: int) -> Outcome | Re
     return Outcome((kind(group.group_id, topic.topic_id, offsets, *begins),), reply)
 
 
-def _conflict(
+def _refuse_conflict(
     state: State, group: ConsumerGroup, topic: Topic, offsets: dict[int, int]
-) -> Rejected | None:
+) -> None:
     wait = "wait until that is complete: txmq group show"
     if group.unfinished_clones or group.clone_progress is not None:
-        return Rejected(Conflict, f"consumer group {group.name!r} is being cloned", wait)
+        raise Conflict(f"consumer group {group.name!r} is being cloned", hint=wait)
     if any((topic.topic_id, partition) in group.pending_resets for partition in offsets):
-        return Rejected(Conflict, f"a reset of topic {topic.name!r} is under way", wait)
+        raise Conflict(f"a reset of topic {topic.name!r} is under way", hint=wait)
     split = _split_key(state, group, topic, offsets)
     if split is None:
-        return None
-    return Rejected(
-        Conflict,
+        return
+    raise Conflict(
         f"messages in partition {split.partition} of topic {topic.name!r} wait behind failed"
         " messages of their key, from before the topic grew",
-        f"reset partition {split.partition} too, to {split.offset} or below",
-        split._asdict(),
+        hint=f"reset partition {split.partition} too, to {split.offset} or below",
+        detail=split._asdict(),
     )
 
 
@@ -155,9 +148,7 @@ def _pairs(ends: tuple[int, ...], offsets: dict[int, int]) -> Iterator[tuple[int
     return ((ends[number], offset) for number, offset in offsets.items() if number < len(ends))
 
 
-def _new_offsets(
-    state: State, topic: Topic, command: ResetPosition
-) -> tuple[tuple[int, int], ...] | Rejected:
+def _new_offsets(state: State, topic: Topic, command: ResetPosition) -> tuple[tuple[int, int], ...]:
     # Including partitions that were added since the group last had members.
     partitions = range(len(topic.end_offsets))
     if command.to == FIRST:
@@ -165,24 +156,20 @@ def _new_offsets(
     if command.to == LAST:
         return tuple((p, visibility.visible_end(state, topic.topic_id, p)) for p in partitions)
     if command.to or not command.offsets:
-        return Rejected(
-            BadRequest,
-            f"a group cannot be reset to {command.to!r}",
-            "name first, last, a time or offsets",
+        raise BadRequest(
+            f"a group cannot be reset to {command.to!r}", hint="name first, last, a time or offsets"
         )
     for partition, offset in command.offsets:
         if partition not in partitions or offset < 0:
             place = f"{topic.name}/{partition}"
             there = counted(len(partitions), "partition")
             message = f"{place} has no offset {offset}: the topic has {there}"
-            return Rejected(
-                OffsetOutOfRange,
+            raise OffsetOutOfRange(
                 message,
-                "check partitions and offsets: txmq topic show",
-                {"offset": offset},
+                hint="check partitions and offsets: txmq topic show",
+                detail={"offset": offset},
             )
-        if outside := topics.check_offset(state, topic, partition, offset):
-            return outside
+        topics.check_offset(state, topic, partition, offset)
     return tuple(sorted(dict(command.offsets).items()))
 
 
@@ -216,8 +203,7 @@ def _initial_position(state: State, tp: TopicPartition) -> GroupPosition:
     return GroupPosition(first, first)
 
 
-def apply_begun(state: State, event: ResetBegun, context: RecordContext) -> None:
-    del context
+def apply_begun(state: State, event: ResetBegun, _context: RecordContext) -> None:
     group = state.groups.by_id[event.group_id]
     _begin(state, group, event)
     group.pending_resets.update(

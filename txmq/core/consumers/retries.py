@@ -18,7 +18,7 @@ from txmq.core.consumers.authorization import find_group
 from txmq.core.consumers.commands import ChangeRetries, RetryChange
 from txmq.core.consumers.key_fences import FailureChanges
 from txmq.core.events.consumers import RetriesChanged
-from txmq.core.events.outcome import Appliers, Deciders, Outcome, Rejected
+from txmq.core.events.outcome import Appliers, Deciders, Outcome
 from txmq.core.state import failed_messages, failed_rows, local_stores
 from txmq.core.state.failed_rows import FailedKind
 from txmq.core.state.local_stores import StoreOrder
@@ -66,18 +66,15 @@ def _parked_reason(state: State, group: ConsumerGroup, ref: MessageRef, row: Fai
     return f"waits behind {state.topics_by_id[ref[0]].name}/{fence.partition}/{fence.offset}"
 
 
-def decide_change(state: State, command: ChangeRetries, now: int) -> Outcome | Rejected:
+def decide_change(state: State, command: ChangeRetries, now: int) -> Outcome:
     group = find_group(state, command.group)
-    if isinstance(group, Rejected):
-        return group
     if len(command.messages) > MAX_MESSAGES:
         message = f"{len(command.messages)} messages in one call are too many"
-        return Rejected(BadRequest, message, f"send at most {MAX_MESSAGES} in each call")
+        raise BadRequest(message, hint=f"send at most {MAX_MESSAGES} in each call")
     if command.change is not RetryChange.NOW and not command.reason:
-        return Rejected(
-            BadRequest,
+        raise BadRequest(
             "messages cannot be buried or skipped without a reason",
-            "name a reason: it is stored with each message",
+            hint="name a reason: it is stored with each message",
         )
     made = _Made(state, group, command, now)
     found: list[tuple[MessageRef, FailedMessage]] = []

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from txmq.core.consumers import store_reports
 from txmq.core.consumers.commands import AdoptStore
 from txmq.core.events.consumers import StoreAdopted, StoreMessagesAdopted
-from txmq.core.events.outcome import Appliers, Deciders, Outcome, Rejected
+from txmq.core.events.outcome import Appliers, Deciders, Outcome
 from txmq.core.state import failed_changes, local_stores
 from txmq.core.state.failed_rows import FailedKind
 
@@ -30,24 +30,18 @@ class AdoptReply(NamedTuple):
     messages: int
 
 
-def decide_adopt(state: State, command: AdoptStore, now: int) -> Outcome | Rejected:
-    del now
-    found = store_reports.find_store(state, command.group, command.store)
-    if isinstance(found, Rejected):
-        return found
-    group, store = found
+def decide_adopt(state: State, command: AdoptStore, _now: int) -> Outcome:
+    group, store = store_reports.find_store(state, command.group, command.store)
     reply = AdoptReply(store.messages)
     if store.adopted:
         return Outcome(reply=reply)
-    refused = None if command.force else store_reports.refusal_while_owned(group, store)
-    if refused is not None:
-        return refused
+    if not command.force:
+        store_reports.refuse_while_owned(group, store)
     event = StoreAdopted(group.group_id, command.store, group.next_lease, command.by)
     return Outcome((event,), reply)
 
 
-def apply_adopted(state: State, event: StoreAdopted, context: RecordContext) -> None:
-    del context
+def apply_adopted(state: State, event: StoreAdopted, _context: RecordContext) -> None:
     group = state.groups.by_id[event.group_id]
     store = group.stores.pop(event.store)
     group.stores[event.store] = store  # behind those that were fenced before

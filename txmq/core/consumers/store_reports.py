@@ -24,7 +24,7 @@ from txmq.core.consumers.authorization import find_group, find_member
 from txmq.core.consumers.commands import KeySource, ReportStored, StoredEntry
 from txmq.core.consumers.key_fences import FailureChanges
 from txmq.core.events.consumers import GroupGuarded, StoreReported
-from txmq.core.events.outcome import Appliers, Deciders, Outcome, Rejected
+from txmq.core.events.outcome import Appliers, Deciders, Outcome
 from txmq.core.state import (
     attempts,
     failed_changes,
@@ -103,78 +103,63 @@ def units(state: State, group: ConsumerGroup, entry: StoredEntry) -> Units:
 
 def find_store(
     state: State, group_name: str, store_id: bytes
-) -> tuple[ConsumerGroup, ConsumerStore] | Rejected:
+) -> tuple[ConsumerGroup, ConsumerStore]:
     """Return a group and its store."""
     group = find_group(state, group_name)
-    if isinstance(group, Rejected):
-        return group
     store = group.stores.get(store_id)
     if store is None:
         message = f"consumer group {group_name!r} knows no store {store_id.hex()}"
-        return Rejected(Conflict, message, "list the stores with messages: txmq recover list")
+        raise Conflict(message, hint="list the stores with messages: txmq recover list")
     return group, store
 
 
-def refusal_while_owned(group: ConsumerGroup, store: ConsumerStore) -> Rejected | None:
-    """Return why nobody else may speak for a store; None if its owner is gone."""
+def refuse_while_owned(group: ConsumerGroup, store: ConsumerStore) -> None:
+    """Refuse that somebody else speaks for a store whose owner is there."""
     if not group.has_owner(store):
-        return None
+        return
     at = f" on {store.host}" if store.host else ""
-    return Rejected(
-        Conflict,
+    raise Conflict(
         f"the store belongs to {store.member!r}{at}, a member of {group.name!r}",
-        "stop that consumer first; or order the store: txmq retry now, txmq retry skip",
-        {"member": store.member, "host": store.host},
+        hint="stop that consumer first; or order the store: txmq retry now, txmq retry skip",
+        detail={"member": store.member, "host": store.host},
     )
 
 
-def decide_report(state: State, command: ReportStored, now: int) -> Outcome | Rejected:
+def decide_report(state: State, command: ReportStored, now: int) -> Outcome:
     instance = ""
     if command.member:
         found = find_member(state, command.group, command.member)
-        if isinstance(found, Rejected):
-            return found
         group, instance = found[0], found[1].instance
     else:
-        of_operator = find_group(state, command.group)
-        if isinstance(of_operator, Rejected):
-            return of_operator
-        group = of_operator
+        group = find_group(state, command.group)
     store = group.stores.get(command.store)
     if not command.member and store is not None and not command.force:
-        refused = refusal_while_owned(group, store)
-        if refused is not None:
-            return refused
+        refuse_while_owned(group, store)
     if command.member and store is not None:
-        refused = _refusal_of_another_copy(group, store, command.member)
-        if refused is not None:
-            return refused
+        _refuse_another_copy(group, store, command.member)
     report = _Report(state, group, command, now)
     for entry in command.entries:
         report.add(entry)
     if store is None and report.keeps and len(local_stores.with_messages(group)) >= MAX_STORES:
         message = f"consumer group {group.name!r} has messages in {MAX_STORES} stores, the maximum"
-        return Rejected(Throttled, message, "adopt those without an owner: txmq recover list")
+        raise Throttled(message, hint="adopt those without an owner: txmq recover list")
     return report.outcome(instance)
 
 
-def _refusal_of_another_copy(
-    group: ConsumerGroup, store: ConsumerStore, name: str
-) -> Rejected | None:
-    """Return why a member has no say about a store any more; None if it has.
+def _refuse_another_copy(group: ConsumerGroup, store: ConsumerStore, name: str) -> None:
+    """Refuse a member that has no say about a store any more.
 
     The lock of a directory lets the next process have it only after the one before, and
     each joins before it opens its stores. So if a later member has reported this store,
     there are two copies of it. The later one goes on: it may have come after a crash.
     """
     if not group.has_owner(store) or group.members[store.member].since <= group.members[name].since:
-        return None
+        return
     at = f" on {store.host}" if store.host else ""
-    return Rejected(
-        Conflict,
+    raise Conflict(
         f"{store.member!r}{at} has a copy of this local store, and joined {group.name!r} later",
-        "a store's directory must not be copied for a second consumer: give it its own",
-        {"member": store.member, "host": store.host},
+        hint="a store's directory must not be copied for a second consumer: give it its own",
+        detail={"member": store.member, "host": store.host},
     )
 
 

@@ -6,7 +6,6 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from txmq.core.consumers.store_reports import find_store
-from txmq.core.events.outcome import Rejected
 from txmq.core.state import failed_messages, local_stores, restores
 from txmq.model.topic_partition import TopicPartition
 
@@ -71,14 +70,11 @@ def list_stores(
 
 def list_messages(
     state: State, group_name: str, store_id: bytes, after: MessageRef | None, limit: int
-) -> tuple[list[StoredView], MessageRef | None] | Rejected:
+) -> tuple[list[StoredView], MessageRef | None]:
     """Return a page of the messages of a store by place, and the `after` of the next
     page; None = this is the last.
     """
-    found = find_store(state, group_name, store_id)
-    if isinstance(found, Rejected):
-        return found
-    group, _store = found
+    group, _store = find_store(state, group_name, store_id)
     start = (0, 0, 0) if after is None else (*after[:2], after[2] + 1)
     refs = list(islice(local_stores.messages(state, group, store_id, start), limit))
     following = refs[-1] if len(refs) == limit else None

@@ -1,4 +1,7 @@
-"""The result of a decision: events and a reply, or a rejection."""
+"""The result of a decision: events and a reply.
+
+A rule refuses a command by raising what the client raises: a `RequestRejected`.
+"""
 
 from __future__ import annotations
 
@@ -9,20 +12,6 @@ if TYPE_CHECKING:
 
     from txmq.core.events.base import Event, RecordContext
     from txmq.core.state.state import State
-    from txmq.errors import RequestRejected
-
-
-class Rejected(NamedTuple):
-    """A command that the core refuses: the error that the client raises, and why."""
-
-    error: type[RequestRejected]
-    message: str
-    hint: str = ""
-    detail: dict[str, object] | None = None
-
-    def as_error(self) -> RequestRejected:
-        """Return the error that the client raises."""
-        return self.error(self.message, hint=self.hint, detail=self.detail)
 
 
 class Outcome(NamedTuple):
@@ -44,5 +33,5 @@ class Outcome(NamedTuple):
 
 # The tables of a rule module: command type to `decide` function, and event type to
 # `apply` function.
-Deciders: TypeAlias = "dict[type, Callable[[State, Any, int], Outcome | Rejected]]"
+Deciders: TypeAlias = "dict[type, Callable[[State, Any, int], Outcome]]"
 Appliers: TypeAlias = "dict[type, Callable[[State, Any, RecordContext], None]]"

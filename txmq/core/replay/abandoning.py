@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from txmq.core.consumers import failures, key_fences
 from txmq.core.consumers.commands import TopicOffset
 from txmq.core.consumers.key_fences import FailureChanges
-from txmq.core.events.outcome import Appliers, Deciders, Outcome, Rejected
+from txmq.core.events.outcome import Appliers, Deciders, Outcome
 from txmq.core.events.plans import PlanLettersAbandoned, PlanLettersLeft, PlanMoved
 from txmq.core.replay import orders, putting_back
 from txmq.core.replay.orders import PlanReply, find_plan, state_name
@@ -68,32 +68,26 @@ class AbandonNextLetters(NamedTuple):
     plan_id: int
 
 
-def decide_order(state: State, command: AbandonPlan, now: int) -> Outcome | Rejected:
-    del now
+def decide_order(state: State, command: AbandonPlan, _now: int) -> Outcome:
     plan = find_plan(state, command.name)
-    if isinstance(plan, Rejected):
-        return plan
     if plan.state is PlanState.ABANDONING or (plan.state is PlanState.DONE and plan.abandons):
         return Outcome(reply=PlanReply(plan.name, state_name(plan)))
     if not command.reason:
-        return Rejected(BadRequest, NO_REASON, "name a reason: it is stored with each letter")
+        raise BadRequest(NO_REASON, hint="name a reason: it is stored with each letter")
     if plan.state is not PlanState.PLANNED:
         hint = "only a plan whose letters are fixed, and that was never started, can abandon them"
-        return orders.refused(plan, "abandon the letters of", hint)
+        raise orders.refused(plan, "abandon the letters of", hint)
     reason = failures.cut_reason(command.reason)
     return orders.moves(plan, PlanMoved(plan.plan_id, PlanState.ABANDONING, reason, command.by))
 
 
-def decide_leave(state: State, command: LeavePlan, now: int) -> Outcome | Rejected:
-    del now
+def decide_leave(state: State, command: LeavePlan, _now: int) -> Outcome:
     plan = find_plan(state, command.name)
-    if isinstance(plan, Rejected):
-        return plan
     if not command.reason:
-        return Rejected(BadRequest, NO_REASON, "name a reason: the plan tells it")
+        raise BadRequest(NO_REASON, hint="name a reason: the plan tells it")
     if plan.state is not PlanState.PLANNED:
         message = f"letters cannot leave plan {plan.name!r}: it is {state_name(plan)}"
-        return Rejected(Conflict, message, "cancel the plan: what it has not put back is free then")
+        raise Conflict(message, hint="cancel the plan: what it has not put back is free then")
     group, why = state.groups.by_id[plan.group_id], command.reason[: orders.MAX_REASON]
     left: list[SkippedLetter] = []
     for place in dict.fromkeys(command.letters):
@@ -159,8 +153,7 @@ def apply_abandoned(state: State, event: PlanLettersAbandoned, context: RecordCo
     key_fences.apply_changes(state, group, event.moves, event.fences, context.stored_at)
 
 
-def apply_left(state: State, event: PlanLettersLeft, context: RecordContext) -> None:
-    del context
+def apply_left(state: State, event: PlanLettersLeft, _context: RecordContext) -> None:
     plan, group = state.plans.by_id[event.plan_id], state.groups.by_id[event.group_id]
     putting_back.leave(state, plan, group, event.letters, LetterOutcome.SKIPPED)
 

@@ -8,7 +8,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
 from txmq.core.consumers import failures
-from txmq.core.events.outcome import Appliers, Deciders, Outcome, Rejected
+from txmq.core.events.outcome import Appliers, Deciders, Outcome
 from txmq.core.events.plans import NotPlanned, PlanFrozen, PlanLettersAdded
 from txmq.core.replay.orders import MAX_REASON, find_plan, start_of
 from txmq.core.replay.policies import is_own
@@ -84,19 +84,16 @@ def manifest_digest(state: State, plan: Plan) -> Steps[str]:
     return digest.hexdigest()
 
 
-def decide_add(state: State, command: AddPlanLetters, now: int) -> Outcome | Rejected:
-    del now
+def decide_add(state: State, command: AddPlanLetters, _now: int) -> Outcome:
     plan = find_plan(state, command.name)
-    if isinstance(plan, Rejected):
-        return plan
     if plan.state is not PlanState.BUILDING or plan.complete:
         if plan.complete and _has_all(state, plan, command.letters):
             return Outcome(reply=AddedReply(0, 0, ()))
         message = f"the letters of plan {plan.name!r} are fixed"
-        return Rejected(Conflict, message, "make another plan: txmq plan create")
+        raise Conflict(message, hint="make another plan: txmq plan create")
     if len(command.letters) + len(command.damaged) > ADDED_LETTERS:
         message = f"{len(command.letters)} letters in one call are too many"
-        return Rejected(BadRequest, message, f"send at most {ADDED_LETTERS} in each call")
+        raise BadRequest(message, hint=f"send at most {ADDED_LETTERS} in each call")
     added, refused = _new_letters(state, plan, command)
     skipped = sum(bool(why) for *_ref, why in added)
     reply = AddedReply(len(added) - skipped, skipped, tuple(refused))
@@ -154,8 +151,7 @@ def _not_open(state: State, row: FailedMessage) -> str:
     return failures.closed_reason(row) or failures.held_reason(state, row)
 
 
-def decide_freeze(state: State, command: FreezePlan, now: int) -> Outcome:
-    del now
+def decide_freeze(state: State, command: FreezePlan, _now: int) -> Outcome:
     plan = state.plans.by_id.get(command.plan_id)
     if plan is None or plan.state is not PlanState.BUILDING or not plan.complete:
         return Outcome()
@@ -177,8 +173,7 @@ def _may_start(state: State, plan: Plan) -> bool:
     return wanted and state.groups.by_id[plan.group_id].breaker is None
 
 
-def apply_added(state: State, event: PlanLettersAdded, context: RecordContext) -> None:
-    del context
+def apply_added(state: State, event: PlanLettersAdded, _context: RecordContext) -> None:
     plan = state.plans.by_id[event.plan_id]
     group = state.groups.by_id[plan.group_id]
     for topic_id, partition, offset, why in event.letters:

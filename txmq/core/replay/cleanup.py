@@ -73,8 +73,7 @@ def what_may_be_lost(state: State, plan: Plan) -> tuple[int, ...] | None:
     return group.next_letter if may_wait else 0, state.lost_log_end
 
 
-def decide_end_lost(state: State, command: EndLostLetters, now: int) -> Outcome:
-    del now
+def decide_end_lost(state: State, command: EndLostLetters, _now: int) -> Outcome:
     plan = state.plans.by_id.get(command.plan_id)
     if plan is None or plan.state is PlanState.DELETED or what_may_be_lost(state, plan) is None:
         return Outcome(reply=LostReply())
@@ -100,8 +99,7 @@ def _reason_of_end(state: State, plan: Plan, group: ConsumerGroup, ref: MessageR
     return "" if head is None else failures.behind(state, head)
 
 
-def decide_sweep(state: State, command: SweepPlan, now: int) -> Outcome:
-    del now
+def decide_sweep(state: State, command: SweepPlan, _now: int) -> Outcome:
     plan = state.plans.by_id.get(command.plan_id)
     if plan is None or not plan.has_unswept:
         return Outcome(reply=AdvanceReply(0))
@@ -136,14 +134,12 @@ def decide_tidy(state: State, command: TidyPlan, now: int) -> Outcome:
     return Outcome((PlanTidied(plan.plan_id, STEP_ROWS),), AdvanceReply(0, more=True))
 
 
-def apply_lost(state: State, event: PlanLettersLost, context: RecordContext) -> None:
-    del context
+def apply_lost(state: State, event: PlanLettersLost, _context: RecordContext) -> None:
     plan, group = state.plans.by_id[event.plan_id], state.groups.by_id[event.group_id]
     putting_back.leave(state, plan, group, event.letters, LetterOutcome.ENDED)
 
 
-def apply_swept(state: State, event: PlanSwept, context: RecordContext) -> None:
-    del context
+def apply_swept(state: State, event: PlanSwept, _context: RecordContext) -> None:
     plan = state.plans.by_id[event.plan_id]
     for topic_id, partition, number in event.chunks:
         _sweep_chunk(state, plan, (topic_id, partition, number))
@@ -155,8 +151,7 @@ def _sweep_chunk(state: State, plan: Plan, chunk: tuple[int, int, int]) -> None:
     plan_letters.set_swept(state, plan, chunk)
 
 
-def apply_abandoned_swept(state: State, event: PlanAbandonedSwept, context: RecordContext) -> None:
-    del context
+def apply_abandoned_swept(state: State, event: PlanAbandonedSwept, _context: RecordContext) -> None:
     plan = state.plans.by_id[event.plan_id]
     for ref in plan_letters.untouched(state, plan.plan_id, plan.swept, event.cursor):
         failed_changes.sweep(state, event.group_id, ref)
@@ -164,8 +159,7 @@ def apply_abandoned_swept(state: State, event: PlanAbandonedSwept, context: Reco
     state.plans.dirty.add(plan.plan_id)
 
 
-def apply_tidied(state: State, event: PlanTidied, context: RecordContext) -> None:
-    del context
+def apply_tidied(state: State, event: PlanTidied, _context: RecordContext) -> None:
     plan = state.plans.by_id[event.plan_id]
     for chunk in list(plan.unswept):  # the log has lost that they were swept
         _sweep_chunk(state, plan, chunk)

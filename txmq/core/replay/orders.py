@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from txmq.core.consumers.authorization import find_group
-from txmq.core.events.outcome import Appliers, Deciders, Outcome, Rejected
+from txmq.core.events.outcome import Appliers, Deciders, Outcome
 from txmq.core.events.plans import PlanApproved, PlanCreated, PlanMoved
 from txmq.core.state.plans import FINISHED, RUNNING, Plan, PlanSettings, PlanState
 from txmq.errors import BadRequest, Conflict, Throttled, UnknownPlan
@@ -88,14 +88,12 @@ class PlanReply(NamedTuple):
     state: str
 
 
-def find_plan(state: State, name: str) -> Plan | Rejected:
+def find_plan(state: State, name: str) -> Plan:
     """Return the plan with this name."""
     plan = state.plans.by_name.get(name)
-    return (
-        Rejected(UnknownPlan, f"there is no plan {name!r}", "see the plans: txmq plan list")
-        if plan is None
-        else plan
-    )
+    if plan is None:
+        raise UnknownPlan(f"there is no plan {name!r}", hint="see the plans: txmq plan list")
+    return plan
 
 
 def author(by: str) -> str:
@@ -103,22 +101,19 @@ def author(by: str) -> str:
     return by.partition(": ")[0]
 
 
-def no_room(state: State) -> Rejected | None:
+def no_room(state: State) -> Throttled | None:
     """Return why there can be no other plan now."""
     if sum(plan.unfinished for plan in state.plans.active.values()) >= MAX_UNFINISHED:
         message = f"there are {MAX_UNFINISHED} unfinished plans"
-        return Rejected(Throttled, message, "let them end, or cancel some: txmq plan list")
+        return Throttled(message, hint="let them end, or cancel some: txmq plan list")
     if len(state.plans.by_name) >= MAX_PLANS:
         message = f"there are {MAX_PLANS} plans"
-        return Rejected(Throttled, message, "delete finished ones: txmq plan delete")
+        return Throttled(message, hint="delete finished ones: txmq plan delete")
     return None
 
 
-def decide_create(state: State, command: CreatePlan, now: int) -> Outcome | Rejected:
-    del now
+def decide_create(state: State, command: CreatePlan, _now: int) -> Outcome:
     group = find_group(state, command.group)
-    if isinstance(group, Rejected):
-        return group
     known = state.plans.by_name.get(command.name)
     if known is not None:
         same = (known.group_id, known.settings, known.selection, known.by) == (
@@ -130,9 +125,9 @@ def decide_create(state: State, command: CreatePlan, now: int) -> Outcome | Reje
         if same:
             return Outcome(reply=_reply(known))
         message = f"there is a plan {command.name!r} already"
-        return Rejected(Conflict, message, "choose another name: txmq plan list shows them")
+        raise Conflict(message, hint="choose another name: txmq plan list shows them")
     if (full := no_room(state)) is not None:
-        return full
+        raise full
     plan_id = state.plans.next_id
     created = PlanCreated(
         plan_id,
@@ -145,20 +140,17 @@ def decide_create(state: State, command: CreatePlan, now: int) -> Outcome | Reje
     return Outcome((created,), PlanReply(command.name, PlanState.BUILDING.name.lower()))
 
 
-def decide_approve(state: State, command: ApprovePlan, now: int) -> Outcome | Rejected:
-    del now
+def decide_approve(state: State, command: ApprovePlan, _now: int) -> Outcome:
     plan = find_plan(state, command.name)
-    if isinstance(plan, Rejected):
-        return plan
     if not plan.unfinished or not plan.waits_for_approval:
         message = f"plan {plan.name!r} does not wait for an approval"
-        return Rejected(Conflict, message, "see it: txmq plan show")
+        raise Conflict(message, hint="see it: txmq plan show")
     if plan.state is PlanState.BUILDING:
         message = f"the letters of plan {plan.name!r} are not fixed yet"
-        return Rejected(Conflict, message, "approve it once it is planned: txmq plan show")
+        raise Conflict(message, hint="approve it once it is planned: txmq plan show")
     if author(command.by) in _authors(plan):
         message = f"plan {plan.name!r} is of {author(command.by)!r}, who cannot approve it"
-        return Rejected(BadRequest, message, "somebody else has to: --operator NAME")
+        raise BadRequest(message, hint="somebody else has to: --operator NAME")
     approved = PlanApproved(plan.plan_id, command.by)
     if plan.state is PlanState.PLANNED and plan.settings.start:
         started = start_of(plan, command.by)
@@ -180,30 +172,25 @@ def start_of(plan: Plan, by: str) -> PlanMoved:
     return PlanMoved(plan.plan_id, first, "", by)
 
 
-def decide_start(state: State, command: StartPlan, now: int) -> Outcome | Rejected:
-    del now
+def decide_start(state: State, command: StartPlan, _now: int) -> Outcome:
     plan = find_plan(state, command.name)
-    if isinstance(plan, Rejected):
-        return plan
     if plan.state in RUNNING:
         return Outcome(reply=_reply(plan))
     if plan.state is not PlanState.PLANNED:
-        return refused(plan, "start", "a plan starts once, when it is frozen")
+        raise refused(plan, "start", "a plan starts once, when it is frozen")
     if plan.waits_for_approval:
         message = f"plan {plan.name!r} is not approved"
-        return Rejected(Conflict, message, "somebody else has to approve it: txmq plan approve")
-    return _held_back(state, plan, "start") or moves(plan, start_of(plan, command.by))
+        raise Conflict(message, hint="somebody else has to approve it: txmq plan approve")
+    _refuse_held_back(state, plan, "start")
+    return moves(plan, start_of(plan, command.by))
 
 
-def decide_pause(state: State, command: PausePlan, now: int) -> Outcome | Rejected:
-    del now
+def decide_pause(state: State, command: PausePlan, _now: int) -> Outcome:
     plan = find_plan(state, command.name)
-    if isinstance(plan, Rejected):
-        return plan
     if plan.state is PlanState.PAUSED:
         return Outcome(reply=_reply(plan))
     if plan.state not in RUNNING:
-        return refused(plan, "pause", "only a running plan can be paused")
+        raise refused(plan, "pause", "only a running plan can be paused")
     return moves(plan, pause_of(plan, "by an operator", command.by))
 
 
@@ -212,56 +199,48 @@ def pause_of(plan: Plan, why: str, by: str = "", resume_to: PlanState | None = N
     return PlanMoved(plan.plan_id, PlanState.PAUSED, why, by, resume_to or plan.state)
 
 
-def decide_resume(state: State, command: ResumePlan, now: int) -> Outcome | Rejected:
-    del now
+def decide_resume(state: State, command: ResumePlan, _now: int) -> Outcome:
     plan = find_plan(state, command.name)
-    if isinstance(plan, Rejected):
-        return plan
     if plan.state in RUNNING:
         return Outcome(reply=_reply(plan))
     if plan.state is not PlanState.PAUSED:
         begin = f"begin it: txmq plan start {plan.name}"
         planned = plan.state is PlanState.PLANNED
-        return refused(plan, "resume", begin if planned else "only a paused plan can be resumed")
+        raise refused(plan, "resume", begin if planned else "only a paused plan can be resumed")
     resumed = PlanMoved(plan.plan_id, plan.resume_to, "", command.by)
-    return _held_back(state, plan, "resume") or moves(plan, resumed)
+    _refuse_held_back(state, plan, "resume")
+    return moves(plan, resumed)
 
 
-def decide_cancel(state: State, command: CancelPlan, now: int) -> Outcome | Rejected:
-    del now
+def decide_cancel(state: State, command: CancelPlan, _now: int) -> Outcome:
     plan = find_plan(state, command.name)
-    if isinstance(plan, Rejected):
-        return plan
     if plan.state is PlanState.CANCELLED:
         return Outcome(reply=_reply(plan))
     if not plan.unfinished:
-        return refused(plan, "cancel", "it has ended")
+        raise refused(plan, "cancel", "it has ended")
     return moves(plan, PlanMoved(plan.plan_id, PlanState.CANCELLED, "by an operator", command.by))
 
 
-def decide_delete(state: State, command: DeletePlan, now: int) -> Outcome | Rejected:
-    del now
+def decide_delete(state: State, command: DeletePlan, _now: int) -> Outcome:
     plan = find_plan(state, command.name)
-    if isinstance(plan, Rejected):
-        return plan
     if plan.state not in FINISHED:
-        return refused(plan, "delete", "cancel it first: txmq plan cancel")
+        raise refused(plan, "delete", "cancel it first: txmq plan cancel")
     return moves(plan, PlanMoved(plan.plan_id, PlanState.DELETED, "", command.by))
 
 
-def _held_back(state: State, plan: Plan, what: str) -> Rejected | None:
+def _refuse_held_back(state: State, plan: Plan, what: str) -> None:
     """Refuse what the group's open circuit breaker would undo at once."""
     group = state.groups.by_id[plan.group_id]
     if group.breaker is None:
-        return None
+        return
     message = f"cannot {what} plan {plan.name!r}: the circuit breaker of its group is open"
     hint = f"remove the cause, then: txmq group resume {group.name}"
-    return Rejected(Conflict, message, hint)
+    raise Conflict(message, hint=hint)
 
 
-def refused(plan: Plan, what: str, hint: str) -> Rejected:
-    """Refuse what a plan cannot do in its state."""
-    return Rejected(Conflict, f"cannot {what} plan {plan.name!r}: it is {state_name(plan)}", hint)
+def refused(plan: Plan, what: str, hint: str) -> Conflict:
+    """Return the refusal of what a plan cannot do in its state."""
+    return Conflict(f"cannot {what} plan {plan.name!r}: it is {state_name(plan)}", hint=hint)
 
 
 def state_name(plan: Plan) -> str:
@@ -296,8 +275,7 @@ def apply_created(state: State, event: PlanCreated, context: RecordContext) -> N
     )
 
 
-def apply_approved(state: State, event: PlanApproved, context: RecordContext) -> None:
-    del context
+def apply_approved(state: State, event: PlanApproved, _context: RecordContext) -> None:
     plan = state.plans.by_id[event.plan_id]
     plan.approved_by = event.by
     state.plans.dirty.add(plan.plan_id)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from txmq.core.consumers import failures
 from txmq.core.consumers.authorization import find_group
 from txmq.core.consumers.key_fences import FailureChanges
-from txmq.core.events.outcome import Appliers, Deciders, Outcome, Rejected
+from txmq.core.events.outcome import Appliers, Deciders, Outcome
 from txmq.core.events.plans import PlanCreated, PolicyPlanned, PolicySet, PolicyVersionSeen
 from txmq.core.replay.orders import POLICY, CreatePlan, apply_created, decide_create, no_room
 from txmq.core.state import failed_messages
@@ -160,26 +160,21 @@ def is_own(state: State, plan: Plan) -> bool:
     return policy is not None and policy.plan_id == plan.plan_id
 
 
-def decide_set(state: State, command: SetPolicy, now: int) -> Outcome | Rejected:
-    del now
+def decide_set(state: State, command: SetPolicy, _now: int) -> Outcome:
     group = find_group(state, command.group)
-    if isinstance(group, Rejected):
-        return group
     if group.parent or group.settings.mode == "broadcast":
         message = f"{group.name!r} is a broadcast group"
-        return Rejected(BadRequest, message, "a policy is for a group whose members share messages")
+        raise BadRequest(message, hint="a policy is for a group whose members share messages")
     before = policy_of(state, group)
     if command.policy is None and before is None:
         message = f"group {group.name!r} has no replay policy"
-        return Rejected(BadRequest, message, "see the policies: txmq policy list")
+        raise BadRequest(message, hint="see the policies: txmq policy list")
     row = () if command.policy is None else tuple(command.policy)
     return Outcome((PolicySet(group.group_id, row, command.by),))
 
 
-def decide_fire(state: State, command: FirePolicy, now: int) -> Outcome | Rejected:
+def decide_fire(state: State, command: FirePolicy, now: int) -> Outcome:
     group = find_group(state, command.group)
-    if isinstance(group, Rejected):
-        return group
     policy = policy_of(state, group)
     if policy is None or waits_for(state, group) or command.version in policy.versions:
         return Outcome()
@@ -191,7 +186,7 @@ def decide_fire(state: State, command: FirePolicy, now: int) -> Outcome | Reject
     by = f"{POLICY}: {policy.by}" if policy.by else POLICY
     create = CreatePlan(name, group.name, settings, command.selection, by)
     created = decide_create(state, create, now)
-    if isinstance(created, Rejected) or not created.events:
+    if not created.events:
         return created
     [plan] = created.events
     assert isinstance(plan, PlanCreated)
@@ -226,8 +221,7 @@ def apply_planned(state: State, event: PolicyPlanned, context: RecordContext) ->
     _change(state, event.group_id, event.version, **fired)
 
 
-def apply_seen(state: State, event: PolicyVersionSeen, context: RecordContext) -> None:
-    del context
+def apply_seen(state: State, event: PolicyVersionSeen, _context: RecordContext) -> None:
     _change(state, event.group_id, event.version)
 
 

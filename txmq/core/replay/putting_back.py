@@ -137,11 +137,10 @@ class _PlannedLetters:
         self._replayed.add(ref)
         return failed_rows.replayed_row(row)._replace(plan=self._plan.plan_id)
 
-    def put_back(self, changes: FailureChanges, ref: MessageRef, now: int) -> None:
+    def put_back(self, changes: FailureChanges, ref: MessageRef, _now: int) -> None:
         """Add a letter that the cursor passes. Its row changes only where it waits
         behind another message of its key.
         """
-        del now
         assert self._row is not None, "it was looked at"
         self._replayed.add(ref)
         changes.put_back(ref, self._row)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from txmq.core.events.outcome import Rejected
 from txmq.core.replay.orders import find_plan, state_name
 from txmq.core.state import plan_letters
 from txmq.core.state.plans import RUNNING, LetterOutcome, Plan, PlanState
@@ -58,21 +57,15 @@ def _what_it_waits_for(state: State, plan: Plan) -> str:
     return "" if group.members else "waits for its group, which has no members"
 
 
-def describe_whole(state: State, name: str) -> dict[str, Any] | Rejected:
+def describe_whole(state: State, name: str) -> dict[str, Any]:
     """Describe a plan with its settings."""
     plan = find_plan(state, name)
-    if isinstance(plan, Rejected):
-        return plan
     return describe(state, plan) | {"digest": plan.digest, "settings": plan.settings._asdict()}
 
 
-def page(
-    state: State, name: str, outcome: str | None, after: bytes, limit: int
-) -> LetterPage | Rejected:
+def page(state: State, name: str, outcome: str | None, after: bytes, limit: int) -> LetterPage:
     """Return a page of the letters of a plan, in their order."""
     plan = find_plan(state, name)
-    if isinstance(plan, Rejected):
-        return plan
     wanted = None if outcome is None else LetterOutcome[outcome.upper()]
     found: list[dict[str, Any]] = []
     read, last = 0, after

@@ -61,9 +61,8 @@ def _entry(state: State, pin: LogPin) -> t.BatchEntry | None:
     return entry if entry is not None and entry.position == pin.position else None
 
 
-def decide_move(state: State, command: MoveEntries, now: int) -> Outcome:
+def decide_move(state: State, command: MoveEntries, _now: int) -> Outcome:
     """Move the entries that retention has not removed meanwhile."""
-    del now
     moved = tuple(
         (pin.offset, pin.position, to)
         for pin, to in command.moved
@@ -73,8 +72,7 @@ def decide_move(state: State, command: MoveEntries, now: int) -> Outcome:
     return Outcome((AuditMoved(topic_id, moved),) if moved else ())
 
 
-def apply_moved(state: State, event: AuditMoved, context: RecordContext) -> None:
-    del context
+def apply_moved(state: State, event: AuditMoved, _context: RecordContext) -> None:
     tp = TopicPartition(event.topic_id, 0)
     readers = [group for group in state.groups.by_id.values() if tp in group.positions]
     for offset, before, position in event.messages:

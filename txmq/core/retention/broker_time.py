@@ -48,13 +48,11 @@ def doubt_at_start(state: State, wall: int, now: int) -> int:
     return doubted if doubted > TOLERATED_US else 0
 
 
-def decide_note(state: State, command: NoteTime, now: int) -> Outcome:
-    del state, now
+def decide_note(_state: State, command: NoteTime, _now: int) -> Outcome:
     return Outcome((TimeNoted(*command),))
 
 
-def apply_noted(state: State, event: TimeNoted, context: RecordContext) -> None:
-    del context
+def apply_noted(state: State, event: TimeNoted, _context: RecordContext) -> None:
     if event.back:
         state.stored_at -= event.back
         waiting_times.set_back(state, event.back, state.stored_at)

@@ -66,8 +66,7 @@ def decide_expire(state: State, command: ExpireOutcomes, now: int) -> Outcome:
     return Outcome(events, following if following.kind < len(KINDS) else None)
 
 
-def _producers(state: State, command: ExpireOutcomes, now: int) -> ExpiryStep:
-    del command
+def _producers(state: State, _command: ExpireOutcomes, now: int) -> ExpiryStep:
     idle = (
         name
         for name, producer in state.producers.items()
@@ -79,10 +78,9 @@ def _producers(state: State, command: ExpireOutcomes, now: int) -> ExpiryStep:
     )
 
 
-def _transactions(state: State, command: ExpireOutcomes, now: int) -> ExpiryStep:
+def _transactions(state: State, _command: ExpireOutcomes, now: int) -> ExpiryStep:
     # Tokens sort by their time. No row is scanned twice, because many rows may have to
     # stay; transactions that end later are in the list LATE.
-    del command
     stop = first_token(now - OUTCOME_RETENTION)
     rows: Any = state.transactions.range(state.expired_to, stop)
     old, upto = _final_transactions(state, rows)
@@ -98,8 +96,7 @@ def _has_any_before(state: State, stop: bytes) -> bool:
     return next(iter(state.transactions.range(state.expired_to, stop)), None) is not None
 
 
-def _late_transactions(state: State, command: ExpireOutcomes, now: int) -> ExpiryStep:
-    del now
+def _late_transactions(state: State, command: ExpireOutcomes, _now: int) -> ExpiryStep:
     names = indexes.listed_tokens(state, indexes.ListKind.LATE, command.after)
     rows = ((token, state.transactions.get(token)) for token in names)
     old, upto = _final_transactions(state, rows)
@@ -129,8 +126,7 @@ def _final_transactions(
     return tuple(old), None
 
 
-def _conflicts(state: State, command: ExpireOutcomes, now: int) -> ExpiryStep:
-    del command
+def _conflicts(state: State, _command: ExpireOutcomes, now: int) -> ExpiryStep:
     event, more = decisions.find_expired_conflicts(state, now, STEP_ROWS)
     return ExpiryStep(() if event is None else (event,), b"" if more else None)
 
@@ -146,8 +142,7 @@ def _instances(state: State, command: ExpireOutcomes, now: int) -> ExpiryStep:
     )
 
 
-def _histories(state: State, command: ExpireOutcomes, now: int) -> ExpiryStep:
-    del now
+def _histories(state: State, command: ExpireOutcomes, _now: int) -> ExpiryStep:
     event, after = past_failures.find_over(state, command.after, STEP_ROWS)
     return ExpiryStep(() if event is None else (event,), after)
 
@@ -158,9 +153,8 @@ KINDS: tuple[Callable[[State, ExpireOutcomes, int], ExpiryStep], ...] = (
 
 
 def apply_transactions_forgotten(
-    state: State, event: TransactionsForgotten, context: RecordContext
+    state: State, event: TransactionsForgotten, _context: RecordContext
 ) -> None:
-    del context
     for token in event.tokens:
         row = get(state, token)
         assert row is not None, "only rows that exist expire"
@@ -173,9 +167,8 @@ def apply_transactions_forgotten(
 
 
 def apply_producers_forgotten(
-    state: State, event: ProducerForgotten, context: RecordContext
+    state: State, event: ProducerForgotten, _context: RecordContext
 ) -> None:
-    del context
     for name in event.producers:
         state.producers.pop(name, None)
         state.dirty_producers.add(name)

@@ -42,8 +42,7 @@ def _is_over(state: State, key: bytes) -> bool:
     return not there and state.failed_messages.get(key) is None
 
 
-def apply_forgotten(state: State, event: HistoriesForgotten, context: RecordContext) -> None:
-    del context
+def apply_forgotten(state: State, event: HistoriesForgotten, _context: RecordContext) -> None:
     for key in event.keys:
         state.tables[t.ATTEMPTS].delete(key)
 

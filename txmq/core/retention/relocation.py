@@ -66,8 +66,7 @@ def scan_failed(
         yield t.FAILED_KEY.unpack(key)[3], FailedMessage(*row)
 
 
-def decide_copy(state: State, command: CopyMessages, now: int) -> Outcome:
-    del state, now
+def decide_copy(_state: State, command: CopyMessages, _now: int) -> Outcome:
     return Outcome(
         (MessagesCopied(tuple(map(len, command.batches))),), None, b"".join(command.batches)
     )
@@ -77,9 +76,8 @@ def apply_copied(state: State, event: MessagesCopied, context: RecordContext) ->
     """Change nothing: the copies count once `RowsRepointed` follows."""
 
 
-def decide_repoint(state: State, command: RepointMessages, now: int) -> Outcome:
+def decide_repoint(state: State, command: RepointMessages, _now: int) -> Outcome:
     """Repoint the rows that were not acked, replayed or copied meanwhile."""
-    del now
     rows = tuple(
         (*message[:4], position, length)
         for message, position, length in command.rows
@@ -130,9 +128,8 @@ def message_of_pin(state: State, pin: log_pins.LogPin) -> RetainedMessage | None
     return RetainedMessage(*pin[1:], found.position, found.length, found.row)
 
 
-def apply_repointed(state: State, event: RowsRepointed, context: RecordContext) -> None:
+def apply_repointed(state: State, event: RowsRepointed, _context: RecordContext) -> None:
     # Only positions change: the indexes of the rows stay as they are.
-    del context
     for group_id, topic_id, partition, offset, former, position, length in event.versions:
         log_pins.drop(state, former)
         at = (group_id, topic_id, partition, offset)

@@ -21,7 +21,7 @@ from txmq.core.events.delays import (
     DelayedRow,
     RecallsForgotten,
 )
-from txmq.core.events.outcome import Appliers, Deciders, Outcome, Rejected
+from txmq.core.events.outcome import Appliers, Deciders, Outcome
 from txmq.core.state import visibility
 from txmq.core.state.state import State
 from txmq.core.topics import delayed, key_order, lost_batches, producer_owners
@@ -78,16 +78,15 @@ def is_delayed(batch: bytes, header: BatchHeader, now: int) -> bool:
 
 def delayed_batch(
     topic: Topic, partition: int, batch: bytes, header: BatchHeader, now: int
-) -> tuple[BatchDelayed, bytes] | Rejected:
+) -> tuple[BatchDelayed, bytes]:
     """Return the event that stores a delayed batch, and its attachment.
 
     Messages of the batch without a delay are due at once.
     """
     if header.count > limits.DELAYED_ROWS:
-        return Rejected(
-            MessageTooLarge,
+        raise MessageTooLarge(
             f"batch of {header.count} delayed messages",
-            f"send at most {limits.DELAYED_ROWS} in a batch",
+            hint=f"send at most {limits.DELAYED_ROWS} in a batch",
         )
     rows, start = [], 0
     singles = split(batch, header)
@@ -102,8 +101,7 @@ def delayed_batch(
     return event, b"".join(single.data for single in singles)
 
 
-def decide_due(state: State, command: PublishDue, now: int) -> Outcome:
-    del command
+def decide_due(state: State, _command: PublishDue, now: int) -> Outcome:
     ends: dict[TopicPartition, int] = {}
     published: list[tuple[int, int, int]] = []
     queued: list[DelayedQueued] = []
@@ -134,41 +132,33 @@ def _meets_held_key(state: State, message: DelayedMessage) -> bool:
     return bool(state.held_keys[tp]) and key_order.any_held(state, *tp, (key,))
 
 
-def decide_recall(state: State, command: Recall, now: int) -> Outcome | Rejected:
-    del now
+def decide_recall(state: State, command: Recall, _now: int) -> Outcome:
     if len(command.ids) > MAX_RECALLS:
-        return Rejected(
-            BadRequest,
-            f"recall of {len(command.ids)} messages",
-            f"recall at most {MAX_RECALLS} in a call",
+        raise BadRequest(
+            f"recall of {len(command.ids)} messages", hint=f"recall at most {MAX_RECALLS} in a call"
         )
     for producer in {producer for producer, _sequence in command.ids}:
-        foreign = producer_owners.check_owner(state, producer, command.user)
-        if foreign is not None:
-            return foreign
+        producer_owners.check_owner(state, producer, command.user)
     ids = [one for one in dict.fromkeys(command.ids) if not delayed.was_recalled(state, one)]
     late = [message_id(*one) for one in ids if delayed.find(state, one) is None]
     if late:
         others = f"; nor are {len(late) - 1} others" if len(late) > 1 else ""
-        return Rejected(
-            RecallTooLate,
+        raise RecallTooLate(
             f"message {late[0]} is not waiting to be due{others}",
-            "it was published, or never stored here: txmq message show",
-            {"late": late},
+            hint="it was published, or never stored here: txmq message show",
+            detail={"late": late},
         )
     return Outcome((DelayedRecalled(tuple(ids)),) if ids else (), RecallReply(len(ids)))
 
 
-def decide_relocate(state: State, command: RelocateDelayed, now: int) -> Outcome:
+def decide_relocate(state: State, command: RelocateDelayed, _now: int) -> Outcome:
     """Copy the messages that were not published, recalled or copied meanwhile."""
-    del now
     waiting = [(one, data) for one, data in command.messages if delayed.is_unchanged(state, one)]
     event = DelayedMoved(tuple((one.due, one.position, len(data)) for one, data in waiting))
     return Outcome((event,) if waiting else (), None, b"".join(data for _, data in waiting))
 
 
-def decide_forget(state: State, command: ForgetRecalls, now: int) -> Outcome:
-    del command
+def decide_forget(state: State, _command: ForgetRecalls, now: int) -> Outcome:
     before = state.certain(now) - RECALL_RETENTION
     old = list(islice(delayed.recalls_before(state, before), STEP_MESSAGES))
     return Outcome((RecallsForgotten(tuple(old)),) if old else (), len(old) == STEP_MESSAGES)
@@ -226,8 +216,7 @@ def apply_recalled(state: State, event: DelayedRecalled, context: RecordContext)
         delayed.recall(state, (producer, sequence), context.stored_at)
 
 
-def apply_forgotten(state: State, event: RecallsForgotten, context: RecordContext) -> None:
-    del context
+def apply_forgotten(state: State, event: RecallsForgotten, _context: RecordContext) -> None:
     for at, producer, sequence in event.recalls:
         delayed.forget_recall(state, at, (producer, sequence))
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from txmq.core.events.outcome import Appliers, Deciders, Rejected
+from txmq.core.events.outcome import Appliers, Deciders
 from txmq.core.events.users import ProducerOwned
 from txmq.errors import NotPermitted
 
@@ -18,17 +18,16 @@ if TYPE_CHECKING:
     from txmq.core.state.state import State
 
 
-def check_owner(state: State, producer_id: bytes, user: str) -> Rejected | None:
+def check_owner(state: State, producer_id: bytes, user: str) -> None:
     """Refuse a user whose producer this is not. `user` is "" where there are none, and
     for the broker's own parts.
     """
     producer = state.producers.get(producer_id)
     if producer is None or state.users.may_act_for(user, producer.owner):
-        return None
-    return Rejected(
-        NotPermitted,
+        return
+    raise NotPermitted(
         f"producer {producer_id.hex()} belongs to another user",
-        "send with a client of your own; the spool of another user is sent by an admin",
+        hint="send with a client of your own; the spool of another user is sent by an admin",
     )
 
 
@@ -41,8 +40,7 @@ def claim(state: State, producer_id: bytes, user: str) -> tuple[ProducerOwned, .
     return (ProducerOwned(producer_id, user),)
 
 
-def apply_owned(state: State, event: ProducerOwned, context: RecordContext) -> None:
-    del context
+def apply_owned(state: State, event: ProducerOwned, _context: RecordContext) -> None:
     state.producers[event.producer].owner = event.user
     state.dirty_producers.add(event.producer)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from txmq.core.events.base import BackupNoted, LogRestored, RestoreAccepted
-from txmq.core.events.outcome import Appliers, Deciders, Outcome, Rejected
+from txmq.core.events.outcome import Appliers, Deciders, Outcome
 from txmq.core.state.state import Restore
 from txmq.errors import Conflict
 from txmq.model.units import SECOND
@@ -42,15 +42,13 @@ def decide_backup(state: State, command: NoteBackup, now: int) -> Outcome:
     return Outcome((BackupNoted(taken_at),))
 
 
-def apply_backup(state: State, event: BackupNoted, context: RecordContext) -> None:
-    del context
+def apply_backup(state: State, event: BackupNoted, _context: RecordContext) -> None:
     state.backed_up_at = event.taken_at
 
 
-def decide_accept(state: State, command: AcceptRestore, now: int) -> Outcome | Rejected:
-    del now
+def decide_accept(state: State, command: AcceptRestore, _now: int) -> Outcome:
     if not state.restores:
-        return Rejected(Conflict, "this log was never restored", "there is nothing to accept")
+        raise Conflict("this log was never restored", hint="there is nothing to accept")
     if state.restores[-1].accepted:
         return Outcome()
     return Outcome((RestoreAccepted(*command),))
@@ -71,8 +69,7 @@ def apply_restored(state: State, event: LogRestored, context: RecordContext) -> 
         state.dirty_topics.add(topic.topic_id)
 
 
-def apply_accepted(state: State, event: RestoreAccepted, context: RecordContext) -> None:
-    del event, context
+def apply_accepted(state: State, _event: RestoreAccepted, _context: RecordContext) -> None:
     *before, last = state.restores
     state.restores = (*before, last._replace(accepted=True))
 

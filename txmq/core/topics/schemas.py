@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple, cast
 
-from txmq.core.events.outcome import Appliers, Deciders, Outcome, Rejected
+from txmq.core.events.outcome import Appliers, Deciders, Outcome
 from txmq.core.events.topics import TopicAltered
 from txmq.core.topics.topics import find_changeable
 from txmq.errors import IncompatibleSchema, Throttled
@@ -44,11 +44,8 @@ class ChangedSchema(NamedTuple):
     breaks: list[str]
 
 
-def decide_change(state: State, command: ChangeSchema, now: int) -> Outcome | Rejected:
-    del now
+def decide_change(state: State, command: ChangeSchema, _now: int) -> Outcome:
     topic = find_changeable(state, command.name)
-    if isinstance(topic, Rejected):
-        return topic
     old = topic.settings
     schema = old.schema if command.schema is None else command.schema
     rule = command.compatibility or cast("Compatibility", old.compatibility or FIRST_RULE)
@@ -59,20 +56,18 @@ def decide_change(state: State, command: ChangeSchema, now: int) -> Outcome | Re
     except CannotJudge as error:
         broken, told = [f"not judged: {error}"], f"it cannot be judged: {error}"
     if broken and not (command.force or command.dry_run):
-        return Rejected(
-            IncompatibleSchema,
+        raise IncompatibleSchema(
             f"the new schema of topic {command.name!r} is not {rule} compatible: {told}",
-            'change it otherwise, send to a new topic, or set it with compatibility "none" '
+            hint='change it otherwise, send to a new topic, or set it with compatibility "none" '
             "or with --force",
-            {"compatibility": rule, "breaks": list(broken)},
+            detail={"compatibility": rule, "breaks": list(broken)},
         )
     more = len(schema) - len(old.schema)
     if more > 0 and state.schema_characters + more > MAX_ALL_SCHEMAS:
-        return Rejected(
-            Throttled,
+        raise Throttled(
             f"the schemas of all topics have {state.schema_characters} characters: {more} more "
             f"would be above {MAX_ALL_SCHEMAS}",
-            "remove those that nobody uses: txmq topic schema remove",
+            hint="remove those that nobody uses: txmq topic schema remove",
         )
     settings = old._replace(schema=schema, compatibility=rule if schema else "")
     reply = ChangedSchema(command.name, schema, settings.compatibility, broken)

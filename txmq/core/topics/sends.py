@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from txmq.batch import key_hashes
 from txmq.batch.header import DELIVER_AT
 from txmq.core.events.delays import BatchDelayed
-from txmq.core.events.outcome import Appliers, Deciders, Outcome, Rejected
+from txmq.core.events.outcome import Appliers, Deciders, Outcome
 from txmq.core.events.topics import BatchesStored, BatchQueued, BatchStored, SequencesSkipped
 from txmq.core.state.state import ProducerState, State
 from txmq.core.topics import delay_rules, key_order, lost_batches, producer_owners
 from txmq.core.topics.topics import find_writable
-from txmq.errors import SequenceGap, StaleTopic, UnknownProducer
+from txmq.errors import RequestRejected, SequenceGap, StaleTopic, UnknownProducer
 from txmq.model.topic_partition import TopicPartition
 from txmq.store import tables as t
 from txmq.wire.data_requests import SendReceipt
@@ -71,27 +71,23 @@ def can_share_record(state: State, topic: Topic | None, send: StoreBatch) -> boo
     )
 
 
-def decide_store_batch(state: State, command: StoreBatch, now: int) -> Outcome | Rejected:
+def decide_store_batch(state: State, command: StoreBatch, now: int) -> Outcome:
     header = command.header
     # The sequence comes first: a send repeated after its topic has grown must get its
     # receipt, not a rejection that makes the producer send it anew.
     user = command.user  # "" may act for every owner, and owns nothing
-    foreign = producer_owners.check_owner(state, header.producer_id, user) if user else None
-    answered = foreign or _check_sequence(state.producers.get(header.producer_id), header)
-    if answered is not None:
-        return answered
+    if user:
+        producer_owners.check_owner(state, header.producer_id, user)
+    repeated = _check_sequence(state.producers.get(header.producer_id), header)
+    if repeated is not None:
+        return repeated
     topic = find_writable(
         state, command.topic, command.partition, command.epoch, header, command.batch
     )
-    if isinstance(topic, Rejected):
-        return topic
     topic_id, partition, batch = topic.topic_id, command.partition, command.batch
     claims = producer_owners.claim(state, header.producer_id, user) if user else ()
     if header.columns & DELIVER_AT and delay_rules.is_delayed(batch, header, now):
-        delayed = delay_rules.delayed_batch(topic, partition, batch, header, now)
-        if isinstance(delayed, Rejected):
-            return delayed
-        event, attachment = delayed
+        event, attachment = delay_rules.delayed_batch(topic, partition, batch, header, now)
         return Outcome((event, *claims), SendReceipt(-1, now), attachment)
     if state.held_keys and state.held_keys[TopicPartition(topic_id, partition)]:
         hashes = distinct_hashes(key_hashes(batch))
@@ -115,11 +111,18 @@ def decide_store_batch(state: State, command: StoreBatch, now: int) -> Outcome |
 
 def decide_store_batches(state: State, command: StoreBatches, now: int) -> Outcome:
     record = _SharedRecord(state, now)
-    replies = [record.add(send) for send in command.sends]
+    replies = [_reply_to(record, send) for send in command.sends]
     events: tuple[Any, ...] = tuple(record.events)
     if len(events) > 1:
         events = (BatchesStored(events),)
     return Outcome((*events, *record.claims), replies, b"".join(record.attachments))
+
+
+def _reply_to(record: _SharedRecord, send: StoreBatch) -> object:
+    try:
+        return record.add(send)
+    except RequestRejected as refused:
+        return refused
 
 
 class _SharedRecord:
@@ -137,15 +140,11 @@ class _SharedRecord:
         """Add a batch to the record if it is to be stored, and return the reply."""
         name, epoch, partition, batch, header, user = send
         if user:
-            foreign = producer_owners.check_owner(self._state, header.producer_id, user)
-            if foreign is not None:
-                return foreign
+            producer_owners.check_owner(self._state, header.producer_id, user)
         repeated = _check_sequence(self._producer(header.producer_id), header)
         if repeated is not None:
-            return repeated if isinstance(repeated, Rejected) else repeated.reply
+            return repeated.reply
         topic = find_writable(self._state, name, partition, epoch, header, batch)
-        if isinstance(topic, Rejected):
-            return topic
         tp = TopicPartition(topic.topic_id, partition)
         base = self._ends.get(tp)
         if base is None:
@@ -168,11 +167,8 @@ class _SharedRecord:
         return producer
 
 
-def decide_skip(state: State, command: SkipSequences, now: int) -> Outcome | Rejected:
-    del now
-    foreign = producer_owners.check_owner(state, command.producer, command.user)
-    if foreign is not None:
-        return foreign
+def decide_skip(state: State, command: SkipSequences, _now: int) -> Outcome:
+    producer_owners.check_owner(state, command.producer, command.user)
     producer, last = state.producers.get(command.producer), command.sequence - 1
     if producer is None or command.epoch > producer.epoch:
         skips = last >= 0
@@ -193,7 +189,13 @@ def _stored_event(topic_id: int, partition: int, base: int, header: BatchHeader)
 
 def is_repeated(state: State, header: BatchHeader) -> bool:
     """Return whether the batch is a repeated send with a receipt."""
-    return isinstance(_check_sequence(state.producers.get(header.producer_id), header), Outcome)
+    producer = state.producers.get(header.producer_id)
+    if producer is None or header.sequence > producer.last:  # as most are
+        return False
+    try:
+        return _check_sequence(producer, header) is not None
+    except RequestRejected:
+        return False
 
 
 def distinct_hashes(hashes: list[int | None]) -> tuple[int, ...]:
@@ -201,51 +203,47 @@ def distinct_hashes(hashes: list[int | None]) -> tuple[int, ...]:
     return tuple(dict.fromkeys(h for h in hashes if h is not None))
 
 
-def _check_sequence(
-    producer: ProducerState | None, header: BatchHeader
-) -> Outcome | Rejected | None:
+def _check_sequence(producer: ProducerState | None, header: BatchHeader) -> Outcome | None:
     """Return the reply to a repeated or unexpected sequence; None = it is the next."""
     if producer is None or header.epoch > producer.epoch:
-        return None if header.sequence == 0 else _receipt_forgotten(header)
+        if header.sequence:
+            raise _receipt_forgotten(header)
+        return None
     if header.epoch < producer.epoch:
-        return Rejected(
-            UnknownProducer,
+        raise UnknownProducer(
             f"producer epoch {header.epoch} is fenced: epoch {producer.epoch} has taken over",
-            "a newer process uses this producer id: end this one",
+            hint="a newer process uses this producer id: end this one",
         )
     if header.sequence == producer.last + 1:
         return None
     if header.sequence > producer.last:
-        return Rejected(
-            SequenceGap,
+        raise SequenceGap(
             f"a send is missing: sequence {header.sequence} after {producer.last}",
-            "send again from the first unacknowledged one",
+            hint="send again from the first unacknowledged one",
         )
     for sequence, offset, stored_at in producer.receipts:
         if sequence == header.sequence:
-            first = SendReceipt(offset, stored_at, duplicate=True)
-            return _partly_stored(header, producer.last) or Outcome(reply=first)
-    return _receipt_forgotten(header, last=producer.last)
+            _refuse_partly_stored(header, producer.last)
+            return Outcome(reply=SendReceipt(offset, stored_at, duplicate=True))
+    raise _receipt_forgotten(header, last=producer.last)
 
 
-def _partly_stored(header: BatchHeader, last: int) -> Rejected | None:
+def _refuse_partly_stored(header: BatchHeader, last: int) -> None:
     """Refuse a batch of which another sender has sent only the first rows."""
     if last >= header.sequence + header.count - 1:
-        return None
-    return Rejected(
-        StaleTopic,
+        return
+    raise StaleTopic(
         f"of the batch from sequence {header.sequence} on, only rows to {last} are stored",
-        "send its rows one by one, each with its sequence",
-        {"last": last},
+        hint="send its rows one by one, each with its sequence",
+        detail={"last": last},
     )
 
 
-def _receipt_forgotten(header: BatchHeader, **last: object) -> Rejected:
-    return Rejected(
-        UnknownProducer,
+def _receipt_forgotten(header: BatchHeader, **last: object) -> UnknownProducer:
+    return UnknownProducer(
         f"producer {header.producer_id.hex()} has no receipt of sequence {header.sequence}",
-        "it may have been stored: search for the message id before sending again",
-        last,
+        hint="it may have been stored: search for the message id before sending again",
+        detail=last,
     )
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
-from txmq.core.events.outcome import Rejected
 from txmq.errors import Conflict
 from txmq.model.bundle import BundleState
 from txmq.store import tables as t
@@ -35,26 +34,23 @@ def job_writes_to(state: State, topic_id: int) -> bool:
     return False
 
 
-def check_none_writes_to(state: State, topic_id: int) -> Rejected | None:
-    """Return why a topic may not be deleted: an undecided transaction writes to it, or
+def check_none_writes_to(state: State, topic_id: int) -> None:
+    """Refuse to delete a topic to which an undecided transaction writes, also where
     there are too many to see that none does.
     """
     if state.undecided > MAX_SEARCHED:
-        return Rejected(
-            Conflict,
+        raise Conflict(
             f"{state.undecided} transactions are undecided, and one may write to the topic",
-            f"delete it when fewer than {MAX_SEARCHED} are: txmq tx list",
+            hint=f"delete it when fewer than {MAX_SEARCHED} are: txmq tx list",
         )
     for _key, row in islice(state.tables[t.UNDECIDED].range(b""), MAX_SEARCHED):
         token: Any = row[0]
         found: Any = state.transactions.get(token)
         if found is not None and _writes_to(found, topic_id):
-            return Rejected(
-                Conflict,
+            raise Conflict(
                 f"the undecided transaction {token.hex()} writes to the topic",
-                f"wait for its decision, or decide it: txmq tx show {token.hex()}",
+                hint=f"wait for its decision, or decide it: txmq tx show {token.hex()}",
             )
-    return None
 
 
 def _writes_to(row: Any, topic_id: int) -> bool:  # noqa: ANN401  # read back, a plain tuple

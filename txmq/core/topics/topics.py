@@ -8,7 +8,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from txmq.batch import largest_body
-from txmq.core.events.outcome import Appliers, Deciders, Outcome, Rejected
+from txmq.core.events.outcome import Appliers, Deciders, Outcome
 from txmq.core.events.topics import (
     TopicAltered,
     TopicCreated,
@@ -131,39 +131,37 @@ class AlteredTopic(NamedTuple):
     settings: TopicSettings
 
 
-def find_topic(state: State, name: str, partition: int = 0, epoch: int = 0) -> Topic | Rejected:
+def find_topic(state: State, name: str, partition: int = 0, epoch: int = 0) -> Topic:
     """Return the topic that a sender or reader names.
 
     `epoch` is the shape of the topic that the client knows; 0 skips that check.
     """
     topic = state.topics.get(name)
     if topic is None:
-        return unknown_topic(name)
+        raise unknown_topic(name)
     if epoch and epoch != topic.epoch:
-        return Rejected(
-            StaleTopic,
+        raise StaleTopic(
             f"topic {name!r} has grown: its epoch is {topic.epoch}, not {epoch}",
-            "fetch its metadata again",
-            {"topic": name, "epoch": topic.epoch},
+            hint="fetch its metadata again",
+            detail={"topic": name, "epoch": topic.epoch},
         )
     if partition >= len(topic.end_offsets):
         partitions = len(topic.end_offsets)
-        return Rejected(
-            UnknownPartition,
+        raise UnknownPartition(
             f"topic {name!r} has no partition {partition}: it has 0 to {partitions - 1}",
-            "leave the partition out, and the client chooses one by the key or at random",
-            {"topic": name, "partitions": partitions},
+            hint="leave the partition out, and the client chooses one by the key or at random",
+            detail={"topic": name, "partitions": partitions},
         )
     return topic
 
 
-def unknown_topic(name: str, similar: str = "") -> Rejected:
-    """Refuse what is asked about a topic that is not there, or not any more."""
+def unknown_topic(name: str, similar: str = "") -> UnknownTopic:
+    """Return the refusal of what concerns a topic that is not, or no longer, there."""
     message = f"there is no topic {name!r}"
     hint = f"create it: txmq topic create {name}"
     if similar:
         hint = f"did you mean {similar!r}? Else {hint}"
-    return Rejected(UnknownTopic, message, hint, {"topic": name})
+    raise UnknownTopic(message, hint=hint, detail={"topic": name})
 
 
 def similar_topic(state: State, name: str, may_see: Callable[[str], bool]) -> str:
@@ -194,76 +192,69 @@ def _same(left: str, right: str) -> int:
     return next((at for at, (one, two) in enumerate(both) if one != two), shorter)
 
 
-def find_changeable(state: State, name: str) -> Topic | Rejected:
+def find_changeable(state: State, name: str) -> Topic:
     """Return the topic that a call changes, if it is not the broker's own."""
-    return _check_not_own(name) or find_topic(state, name)
+    _check_not_own(name)
+    return find_topic(state, name)
 
 
 def find_writable(
     state: State, name: str, partition: int, epoch: int, header: BatchHeader, batch: bytes
-) -> Topic | Rejected:
+) -> Topic:
     """Return the topic that a sender names if its settings admit the batch."""
     topic = find_topic(state, name, partition, epoch)
-    if isinstance(topic, Rejected):
-        return topic
     settings = topic.settings
     if not settings.writable:
-        return _check_not_own(name) or Rejected(
-            TopicClosed,
+        _check_not_own(name)
+        raise TopicClosed(
             f"topic {name!r} is closed for writing",
-            "open it: txmq topic alter --set writable=yes",
+            hint="open it: txmq topic alter --set writable=yes",
         )
-    too_large = settings.message_bytes >= 0 and check_message_size(
-        header, batch, settings.message_bytes, f"topic {name!r}"
-    )
-    return too_large or topic
+    if settings.message_bytes >= 0:
+        check_message_size(header, batch, settings.message_bytes, f"topic {name!r}")
+    return topic
 
 
-def check_message_size(
-    header: BatchHeader, batch: bytes, limit: int, limited_by: str
-) -> Rejected | None:
+def check_message_size(header: BatchHeader, batch: bytes, limit: int, limited_by: str) -> None:
     """Reject a batch with a body of more than `limit` bytes."""
     if header.size <= limit:  # all bodies together
-        return None
+        return
     largest = largest_body(batch, header)
     if largest <= limit:
-        return None
-    return Rejected(
-        MessageTooLarge,
+        return
+    raise MessageTooLarge(
         f"message of {largest} bytes: {limited_by} takes at most {limit}",
-        "keep large contents in an object store and send their address",
-        {"limit": limit},
+        hint="keep large contents in an object store and send their address",
+        detail={"limit": limit},
     )
 
 
-def check_readable(topic: Topic) -> Rejected | None:
+def check_readable(topic: Topic) -> None:
     """Reject reading of a topic that is closed for it."""
     if topic.settings.readable:
-        return None
-    return Rejected(
-        TopicClosed,
+        return
+    raise TopicClosed(
         f"topic {topic.name!r} is closed for reading",
-        "open it: txmq topic alter --set readable=yes",
+        hint="open it: txmq topic alter --set readable=yes",
     )
 
 
 def check_offset(
     state: State, topic: Topic, partition: int, offset: int, durable: int | None = None
-) -> Rejected | None:
+) -> None:
     """Reject an offset below the start of a partition or beyond its visible end."""
     first = topic.start_offsets[partition]
     end = visibility.visible_end(state, topic.topic_id, partition, durable)
     if first <= offset <= end:
-        return None
+        return
     if offset < first:
         why, hint = f"begins at {first}", "retention removed what was before: go on from there"
     else:
         why, hint = f"ends at {end}", ""
-    return Rejected(
-        OffsetOutOfRange,
+    raise OffsetOutOfRange(
         f"offset {offset} is out of range: {topic.name}/{partition} {why}",
-        hint,
-        {"first": first, "end": end},
+        hint=hint,
+        detail={"first": first, "end": end},
     )
 
 
@@ -293,61 +284,52 @@ def _is_settled(group: ConsumerGroup, topic_id: int, ends: tuple[int, ...]) -> b
     return True
 
 
-def _check_not_own(name: str) -> Rejected | None:
+def _check_not_own(name: str) -> None:
     """Reject changes of a topic whose name is reserved for the broker."""
     if not is_own(name):
-        return None
-    return Rejected(
-        BadRequest,
+        return
+    raise BadRequest(
         f"topic {name!r} is the broker's own: names that begin with {PREFIX!r} are reserved",
-        "choose another name; everybody may read it",
+        hint="choose another name; everybody may read it",
     )
 
 
-def _check_partitions(partitions: int) -> Rejected | None:
+def _check_partitions(partitions: int) -> None:
     if 1 <= partitions <= MAX_PARTITIONS:
-        return None
-    return Rejected(
-        BadRequest,
-        f"invalid number of partitions: {partitions}",
-        f"a topic has 1 to {MAX_PARTITIONS}",
+        return
+    raise BadRequest(
+        f"invalid number of partitions: {partitions}", hint=f"a topic has 1 to {MAX_PARTITIONS}"
     )
 
 
-def _check_all_partitions(state: State, more: int) -> Rejected | None:
+def _check_all_partitions(state: State, more: int) -> None:
     if state.partitions + more <= MAX_ALL_PARTITIONS:
-        return None
-    return Rejected(
-        Throttled,
+        return
+    raise Throttled(
         f"the topics have {state.partitions} partitions: {more} more would be above "
         f"{MAX_ALL_PARTITIONS}",
-        "delete topics that nobody uses, or run another broker",
+        hint="delete topics that nobody uses, or run another broker",
     )
 
 
-def decide_create(state: State, command: CreateTopic, now: int) -> Outcome | Rejected:
-    del now
-    if bad := _check_not_own(command.name) or _check_partitions(command.partitions):
-        return bad
+def decide_create(state: State, command: CreateTopic, _now: int) -> Outcome:
+    _check_not_own(command.name)
+    _check_partitions(command.partitions)
     topic = state.topics.get(command.name)
     if topic is None:
-        return (
-            _check_all_partitions(state, command.partitions)
-            or check_topics(state, command.user)
-            or _created(state, command)
-        )
+        _check_all_partitions(state, command.partitions)
+        check_topics(state, command.user)
+        return _created(state, command)
     if len(topic.end_offsets) != command.partitions:
-        return Rejected(
-            TopicExists,
+        raise TopicExists(
             f"topic {command.name!r} exists with {counted(len(topic.end_offsets), 'partition')}",
-            "to add partitions: txmq topic set --partitions",
+            hint="to add partitions: txmq topic set --partitions",
         )
     own = topic.settings._replace(schema="", compatibility="")  # set by calls of their own
     if command.settings not in (DEFAULT_SETTINGS, own):
-        return Rejected(
-            TopicExists,
+        raise TopicExists(
             f"topic {command.name!r} exists with other settings",
-            "to change them: txmq topic alter",
+            hint="to change them: txmq topic alter",
         )
     return Outcome(reply=topic_view(topic))
 
@@ -366,53 +348,42 @@ def _created(state: State, command: CreateTopic) -> Outcome:
     return Outcome(events, TopicView(name, partitions, epoch, topic_id))
 
 
-def decide_alter(state: State, command: AlterTopic, now: int) -> Outcome | Rejected:
-    del now
+def decide_alter(state: State, command: AlterTopic, _now: int) -> Outcome:
     topic = find_changeable(state, command.name)
-    if isinstance(topic, Rejected):
-        return topic
     settings = topic.settings._replace(**command.changes)
     events = (TopicAltered(topic.topic_id, settings),) if settings != topic.settings else ()
     return Outcome(events, AlteredTopic(topic_view(topic), settings))
 
 
-def decide_grow(state: State, command: GrowTopic, now: int) -> Outcome | Rejected:
-    del now
+def decide_grow(state: State, command: GrowTopic, _now: int) -> Outcome:
     topic = find_changeable(state, command.name)
-    if isinstance(topic, Rejected):
-        return topic
-    if bad := _check_partitions(command.partitions):
-        return bad
+    _check_partitions(command.partitions)
     if command.partitions < len(topic.end_offsets):
-        return Rejected(
-            BadRequest,
+        raise BadRequest(
             f"topic {command.name!r} has {counted(len(topic.end_offsets), 'partition')} and cannot "
             f"shrink to {command.partitions}",
-            "create another topic with fewer partitions",
+            hint="create another topic with fewer partitions",
         )
     if command.partitions == len(topic.end_offsets):
         return Outcome(reply=topic_view(topic))
     more = command.partitions - len(topic.end_offsets)
     # a decision would publish to partitions that are no longer the keys'
-    if refused := _check_all_partitions(state, more) or _check_no_held_keys(state, topic):
-        return refused
+    _check_all_partitions(state, more)
+    _check_no_held_keys(state, topic)
     grown = TopicGrown(topic.topic_id, command.partitions, topic.epoch + 1)
     view = TopicView(topic.name, command.partitions, topic.epoch + 1, topic.topic_id)
     return Outcome((grown,), view)
 
 
-def decide_delete(state: State, command: DeleteTopic, now: int) -> Outcome | Rejected:
-    del now
+def decide_delete(state: State, command: DeleteTopic, _now: int) -> Outcome:
     topic = find_changeable(state, command.name)
-    if isinstance(topic, Rejected):
-        return topic
-    held = _check_no_held_keys(state, topic) or check_none_writes_to(state, topic.topic_id)
-    if held is not None:
-        return held  # a decision would find its topic gone
+    # a decision would find its topic gone
+    _check_no_held_keys(state, topic)
+    check_none_writes_to(state, topic.topic_id)
     groups = [one for one in state.groups.by_id.values() if (topic.topic_id, 0) in one.positions]
     for group in groups:
         if group.settings.keep_until_exported and _may_need_export(state, group, topic.topic_id):
-            return _to_be_exported(group, topic)
+            raise _to_be_exported(group, topic)
     failed = (
         group.name
         for group in groups
@@ -438,20 +409,18 @@ def _may_need_export(state: State, group: ConsumerGroup, topic_id: int) -> bool:
     return False
 
 
-def _to_be_exported(group: ConsumerGroup, topic: Topic) -> Rejected:
+def _to_be_exported(group: ConsumerGroup, topic: Topic) -> Conflict:
     why = f"consumer group {group.name!r} keeps dead letters of topic {topic.name!r} until then"
-    return Rejected(
-        Conflict,
+    return Conflict(
         f"{why}: an export has not all of them, or there are more than {MAX_LETTERS}",
-        f"export them: txmq dlq export {group.name} --mark --where 'topic:{topic.name} "
+        hint=f"export them: txmq dlq export {group.name} --mark --where 'topic:{topic.name} "
         f"state:open,abandoned'; or give them up: txmq group alter {group.name} "
         "--expire-unexported",
-        {"group": group.name},
+        detail={"group": group.name},
     )
 
 
-def decide_empty(state: State, command: EmptyTopics, now: int) -> Outcome:
-    del now
+def decide_empty(state: State, command: EmptyTopics, _now: int) -> Outcome:
     read = {tp[0] for group in state.groups.by_id.values() for tp in group.positions}
     ids = tuple(one for one in command.topic_ids if one not in read and _is_empty(state, one))
     return Outcome((TopicsEmptied(ids),) if ids else ())
@@ -462,16 +431,14 @@ def _is_empty(state: State, topic_id: int) -> bool:
     return topic.deleted and topic.start_offsets == topic.end_offsets
 
 
-def _check_no_held_keys(state: State, topic: Topic) -> Rejected | None:
+def _check_no_held_keys(state: State, topic: Topic) -> None:
     tps = [TopicPartition(topic.topic_id, number) for number in range(len(topic.end_offsets))]
     held = any(state.held_keys[tp] or visibility.is_blocked(state, tp) for tp in tps)
     if held or job_writes_to(state, topic.topic_id):
-        return Rejected(
-            Conflict,
+        raise Conflict(
             f"undecided transactions hold keys of topic {topic.name!r}",
-            "wait for their decisions, or decide them: txmq tx list",
+            hint="wait for their decisions, or decide them: txmq tx list",
         )
-    return None
 
 
 def topic_view(topic: Topic) -> TopicView:
@@ -489,16 +456,14 @@ def apply_created(state: State, event: TopicCreated, context: RecordContext) -> 
     state.dirty_topics.add(event.topic_id)
 
 
-def apply_altered(state: State, event: TopicAltered, context: RecordContext) -> None:
-    del context
+def apply_altered(state: State, event: TopicAltered, _context: RecordContext) -> None:
     topic, settings = state.topics_by_id[event.topic_id], TopicSettings(*event.settings)
     state.schema_characters += len(settings.schema) - len(topic.settings.schema)
     topic.settings = settings
     state.dirty_topics.add(event.topic_id)
 
 
-def apply_grown(state: State, event: TopicGrown, context: RecordContext) -> None:
-    del context
+def apply_grown(state: State, event: TopicGrown, _context: RecordContext) -> None:
     topic = state.topics_by_id[event.topic_id]
     topic.ends_at_growth.append(tuple(topic.end_offsets))
     state.partitions += event.partitions - len(topic.end_offsets)
@@ -507,11 +472,10 @@ def apply_grown(state: State, event: TopicGrown, context: RecordContext) -> None
     state.dirty_topics.add(event.topic_id)
 
 
-def apply_deleted(state: State, event: TopicDeleted, context: RecordContext) -> None:
+def apply_deleted(state: State, event: TopicDeleted, _context: RecordContext) -> None:
     """Free the name. The entries stay until retention removes them, and what groups
     have of the topic until background work has ended it.
     """
-    del context
     topic = state.topics_by_id[event.topic_id]
     topic.deleted = True
     state.schema_characters -= len(topic.settings.schema)
@@ -523,8 +487,7 @@ def apply_deleted(state: State, event: TopicDeleted, context: RecordContext) -> 
     state.dirty_topics.add(event.topic_id)
 
 
-def apply_emptied(state: State, event: TopicsEmptied, context: RecordContext) -> None:
-    del context
+def apply_emptied(state: State, event: TopicsEmptied, _context: RecordContext) -> None:
     for topic_id in event.topic_ids:
         topic = state.topics_by_id[topic_id]
         state.topics_by_id[topic_id] = Topic(topic_id, topic.name, [], topic.epoch, deleted=True)

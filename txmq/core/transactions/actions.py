@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 from txmq.core.consumers import acks, circuit_breaker, failures, key_fences, leases
 from txmq.core.consumers.authorization import LeaseClaim, find_group, find_member
 from txmq.core.consumers.key_fences import FailureChanges
-from txmq.core.events.outcome import Rejected
 from txmq.core.state import failed_changes, failed_messages, failed_rows
 from txmq.core.state.failed_rows import FailedKind
 from txmq.core.state.positions import Redelivery, Reservation
@@ -34,8 +33,8 @@ if TYPE_CHECKING:
 ActionRow = tuple[object, ...]
 
 
-def check(state: State, actions: tuple[ActionRow, ...]) -> Rejected | None:
-    """Return why a transaction may not do this; None = it may.
+def check(state: State, actions: tuple[ActionRow, ...]) -> None:
+    """Refuse what a transaction may not do.
 
     Its messages must be leased to the member, its dead letters open and not reserved,
     and its watermarks where the actions say.
@@ -43,20 +42,14 @@ def check(state: State, actions: tuple[ActionRow, ...]) -> Rejected | None:
     for raw in actions:
         action = read_action(raw)
         if action is None:
-            return Rejected(
-                BadRequest,
+            raise BadRequest(
                 f"invalid action {raw!r:.200} of a transaction",
-                "an action is an ack, a replay or a mark",
+                hint="an action is an ack, a replay or a mark",
             )
-        refused = _check_one(state, action, actions)
-        if refused is not None:
-            return refused
-    return None
+        _check_one(state, action, actions)
 
 
-def _check_one(
-    state: State, action: BundleAction, actions: tuple[ActionRow, ...]
-) -> Rejected | None:
+def _check_one(state: State, action: BundleAction, actions: tuple[ActionRow, ...]) -> None:
     match action:
         case AckAction():
             return _check_ack(state, action)
@@ -65,22 +58,18 @@ def _check_one(
     return watermarks.check(state, action)
 
 
-def _check_ack(state: State, ack: AckAction) -> Rejected | None:
+def _check_ack(state: State, ack: AckAction) -> None:
     found = find_member(state, ack.group, ack.member)
-    if isinstance(found, Rejected):
-        return found
     claim = _claim(state, found[0], ack)
     if not claim.stale and ack.start < ack.end:
-        return None
+        return
     topic, partition, start, end = (
         claim.stale[0] if claim.stale else (ack.topic, ack.partition, ack.start, ack.end)
     )
     message = (
         f"messages {start} to {end - 1} of {topic}/{partition} are not leased to {ack.member!r}"
     )
-    return Rejected(
-        NotLeased, message, "roll back: they were acked, have moved, or their lease ran out"
-    )
+    raise NotLeased(message, hint="roll back: they were acked, have moved, or their lease ran out")
 
 
 def _claim(state: State, group: ConsumerGroup, ack: AckAction) -> LeaseClaim:
@@ -89,12 +78,8 @@ def _claim(state: State, group: ConsumerGroup, ack: AckAction) -> LeaseClaim:
     return claim
 
 
-def _check_replay(
-    state: State, replay: ReplayAction, actions: tuple[ActionRow, ...]
-) -> Rejected | None:
+def _check_replay(state: State, replay: ReplayAction, actions: tuple[ActionRow, ...]) -> None:
     group = find_group(state, replay.group)
-    if isinstance(group, Rejected):
-        return group
     topic, partition, offset = replay.topic, replay.partition, replay.offset
     ref, row = failures.find_message(state, group, topic, partition, offset)
     why = failures.closed_reason(row) or (row is not None and failures.held_reason(state, row))
@@ -102,11 +87,8 @@ def _check_replay(
         head = FailureChanges(state, group, 0).dead_head(ref, row.key_hash)
         if head is not None and not _replays(state, actions, replay.group, head):
             why = failures.behind(state, head)
-    return (
-        Rejected(UnknownLetter, f"{topic}/{partition}/{offset} of {replay.group!r}: {why}")
-        if why
-        else None
-    )
+    if why:
+        raise UnknownLetter(f"{topic}/{partition}/{offset} of {replay.group!r}: {why}")
 
 
 def _replays(state: State, actions: tuple[ActionRow, ...], group: str, ref: MessageRef) -> bool:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from txmq.core.events.audit import OperatorActed, parts_in
 from txmq.core.events.base import RecordContext
-from txmq.core.events.outcome import Appliers, Deciders, Outcome, Rejected
+from txmq.core.events.outcome import Appliers, Deciders, Outcome
 from txmq.core.events.topics import BatchesStored, BatchStored
 from txmq.core.events.transactions import (
     Decided,
@@ -26,6 +26,7 @@ from txmq.core.topics import sends
 from txmq.core.topics.key_order import ReleasePlan
 from txmq.core.transactions import decisions, half_storage
 from txmq.core.transactions.model import get
+from txmq.errors import RequestRejected
 from txmq.model.bundle import BundleState, DecideReceipt
 from txmq.model.decider import ORDERED_WHEN_STORED
 
@@ -92,9 +93,10 @@ def store_bundles(state: State, command: StoreBundles, now: int) -> Outcome:
     stored: list[Any] = []
     attachments: list[bytes] = []
     for part in command.bundles:
-        made = half_storage.store_part(state, part, now)
-        if isinstance(made, Rejected):
-            replies.append(made)
+        try:
+            made = half_storage.store_part(state, part, now)
+        except RequestRejected as refused:
+            replies.append(refused)
             continue
         replies.append(made.reply)
         if made.events:
@@ -108,12 +110,14 @@ def store_bundles(state: State, command: StoreBundles, now: int) -> Outcome:
 def decide_bundles(state: State, command: DecideBundles, now: int) -> Outcome:
     made = _BatchedDecisions(state)
     for verdict in command.decisions:
-        judged = decisions.check_decision(state, verdict, now)
+        try:
+            judged = decisions.check_decision(state, verdict, now)
+        except RequestRejected as refused:
+            made.replies.append(refused)
+            continue
         if isinstance(judged, Outcome):
             made.others += judged.events
             made.replies.append(judged.reply)
-        elif isinstance(judged, Rejected):
-            made.replies.append(judged)
         else:
             made.decide(verdict, judged)
     decided = tuple(made.decided)

@@ -13,7 +13,6 @@ from __future__ import annotations
 from struct import Struct
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from txmq.core.events.outcome import Rejected
 from txmq.core.transactions import indexes
 from txmq.core.transactions.indexes import ListKind
 from txmq.errors import DuplicateXid
@@ -55,14 +54,14 @@ def find_token(state: State, xid: Xid) -> bytes | None:
     return None if row is None else row[0]
 
 
-def check_xid(state: State, token: bytes, decider: ByForeign) -> Rejected | None:
-    """Return a rejection if another transaction has this Xid."""
+def check_xid(state: State, token: bytes, decider: ByForeign) -> None:
+    """Refuse an Xid that another transaction has."""
     found = find_token(state, xid_of(decider))
     if found is None or found == token:
-        return None
+        return
     message = f"XAER_DUPID: the Xid is that of transaction {found.hex()}"
-    return Rejected(
-        DuplicateXid, message, "a manager never uses an Xid twice", {"token": found.hex()}
+    raise DuplicateXid(
+        message, hint="a manager never uses an Xid twice", detail={"token": found.hex()}
     )
 
 

@@ -10,7 +10,7 @@ from functools import partial
 from itertools import islice, takewhile
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from txmq.core.events.outcome import Appliers, Deciders, Outcome, Rejected
+from txmq.core.events.outcome import Appliers, Deciders, Outcome
 from txmq.core.events.transactions import ConflictSeen, ConflictsForgotten, Decided, Released
 from txmq.core.topics import key_order
 from txmq.core.topics.key_order import Publishable, ReleasePlan
@@ -46,16 +46,14 @@ class DecideTransaction(NamedTuple):
     reason: str = ""
 
 
-def decide_transaction(state: State, command: DecideTransaction, now: int) -> Outcome | Rejected:
+def decide_transaction(state: State, command: DecideTransaction, now: int) -> Outcome:
     checked = check_decision(state, command, now)
-    if isinstance(checked, Outcome | Rejected):
+    if isinstance(checked, Outcome):
         return checked
     return decide_checked(state, checked, command)
 
 
-def check_decision(
-    state: State, command: DecideTransaction, now: int
-) -> Transaction | Outcome | Rejected:
+def check_decision(state: State, command: DecideTransaction, now: int) -> Transaction | Outcome:
     """Return the transaction to decide, or the reply where there is nothing to
     decide.
     """
@@ -67,42 +65,38 @@ def check_decision(
             if late
             else "was never stored at this broker"
         )
-        return unknown_transaction(command.token, why)
+        raise unknown_transaction(command.token, why)
     if row.state not in ACCEPTING[command.outcome]:
         return _conflict(state, row, command)
     if row.state in DECIDED:
         return Outcome(reply=DecideReceipt(row.state, repeated=True))
     if isinstance(row.decider, ByJob) and state.tables[t.JOB_WORK].get(row.decider.job) is not None:
-        return Rejected(
-            Conflict,
+        raise Conflict(
             f"job {row.decider.job.hex()} of the transaction was decided, and is being carried out",
-            "see: txmq tx show",
+            hint="see: txmq tx show",
         )
     return row
 
 
-def _conflict(state: State, row: Transaction, command: DecideTransaction) -> Outcome | Rejected:
+def _conflict(state: State, row: Transaction, command: DecideTransaction) -> Outcome:
     name = command.token.hex()
     if row.state is BundleState.OPEN:
-        return Rejected(
-            Conflict,
+        raise Conflict(
             f"transaction {name} is not complete: its last part is missing",
-            "store all parts first",
+            hint="store all parts first",
         )
     detail: dict[str, object] = {"state": int(row.state)}
-    refused = Rejected(
-        Conflict,
+    refused = Conflict(
         f"transaction {name} is {row.state.name} and stays so",
-        "see: txmq tx show",
-        detail,
+        hint="see: txmq tx show",
+        detail=detail,
     )
     if branches.was_decided_by_hand(state, command.token):
-        refused = Rejected(
-            HeuristicOutcome,
+        refused = HeuristicOutcome(
             f"transaction {name} was decided by hand: it is {row.state.name},"
             f" by {row.by}: {row.reason}",
-            "when it is dealt with: txmq xa forget",
-            detail | {"by": row.by},
+            hint="when it is dealt with: txmq xa forget",
+            detail=detail | {"by": row.by},
         )
     seen = ConflictSeen(command.token, int(command.outcome), command.by, command.reason)
     return Outcome((seen,), refused)
@@ -291,9 +285,8 @@ def find_expired_conflicts(
 
 
 def apply_conflicts_forgotten(
-    state: State, event: ConflictsForgotten, context: RecordContext
+    state: State, event: ConflictsForgotten, _context: RecordContext
 ) -> None:
-    del context
     table = state.tables[t.CONFLICTS]
     for key, _row in list(table.range(b"", t.TICKET_KEY.pack(event.before))):
         table.delete(key)

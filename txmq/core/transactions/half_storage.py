@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from txmq.batch import delivery_times, key_hashes
 from txmq.batch.header import DELIVER_AT, KEY
 from txmq.core.events.delays import Delay
-from txmq.core.events.outcome import Appliers, Deciders, Outcome, Rejected
+from txmq.core.events.outcome import Appliers, Deciders, Outcome
 from txmq.core.events.transactions import Decided, GroupRefused, PartStored, UnpublishedBatch
 from txmq.core.topics import key_order
 from txmq.core.topics.key_order import Publishable, ReleasePlan, UnplacedBatch
@@ -82,25 +82,19 @@ class StorePart(NamedTuple):
     origin: bytes = b""  # the process that sends it
 
 
-def store_part(state: State, command: StorePart, now: int) -> Outcome | Rejected:
+def store_part(state: State, command: StorePart, now: int) -> Outcome:
     row = get(state, command.token)
     reply = _early_reply(state, row, command, now)
     if reply is not None:
         return reply
     decider = command.decider if row is None else row.decider
     assert decider is not None, "part 0 names it"
-    refused = _check_form(command, decider)
-    if refused is not None:
-        return refused
+    _check_form(command, decider)
     batches = _admit(state, command.batches)
-    if isinstance(batches, Rejected):
-        return batches
     if isinstance(command.decider, ByForeign):
-        refused = branches.check_xid(state, command.token, command.decider)
-    if command.actions and refused is None:
-        refused = actions.check(state, command.actions)
-    if refused is not None:
-        return refused
+        branches.check_xid(state, command.token, command.decider)
+    if command.actions:
+        actions.check(state, command.actions)
     event = _stored(state, command, row, decider, batches, now)
     receipt = BundleReceipt(_state_after(event, decider), 0, event.offsets or ())
     return Outcome((event,), receipt, b"".join([batch.data for batch in command.batches]))
@@ -108,24 +102,21 @@ def store_part(state: State, command: StorePart, now: int) -> Outcome | Rejected
 
 def _early_reply(
     state: State, row: Transaction | None, command: StorePart, now: int
-) -> Outcome | Rejected | None:
+) -> Outcome | None:
     """Return the reply to a part that is repeated, out of turn or too late."""
     if row is None:
         return _early_reply_to_first(state, command, now)
     # A bundle that was never complete has no digest.
     if row.digest and row.digest != command.digest and command.sealed:
-        return Rejected(
-            DigestMismatch,
+        raise DigestMismatch(
             f"token {command.token.hex()} was used for other contents",
-            "a token is never reused",
+            hint="a token is never reused",
         )
     if row.state is not BundleState.OPEN or command.part < row.parts:
         return Outcome(reply=BundleReceipt(row.state, row.ticket, row.offsets))
     if command.part > row.parts:
-        return Rejected(
-            SequenceGap,
-            f"part {command.part} after {row.parts} parts",
-            "send the missing parts first",
+        raise SequenceGap(
+            f"part {command.part} after {row.parts} parts", hint="send the missing parts first"
         )
     if isinstance(row.decider, ByJob) and jobs.is_over(state, row.decider.job, now):
         late = Decided(
@@ -135,20 +126,18 @@ def _early_reply(
     return None
 
 
-def _early_reply_to_first(state: State, command: StorePart, now: int) -> Outcome | Rejected | None:
+def _early_reply_to_first(state: State, command: StorePart, now: int) -> Outcome | None:
     if command.part:
-        return Rejected(
-            SequenceGap,
+        raise SequenceGap(
             f"part {command.part} of a transaction whose part 0 is missing",
-            "send all parts again",
+            hint="send all parts again",
         )
     if command.actions and watermarks.is_passed(state, command.actions):
         return _refuse(command, "mark", BundleState.PUBLISHED)
     if is_forgotten(state, command.token, now):
-        return Rejected(
-            UnknownTransaction,
+        raise UnknownTransaction(
             f"token {command.token.hex()} is older than the outcomes that are kept",
-            "use a new token",
+            hint="use a new token",
         )
     if isinstance(command.decider, ByJob) and jobs.is_over(state, command.decider.job, now):
         return _refuse(command, "job", BundleState.ROLLED_BACK)
@@ -161,40 +150,32 @@ def _refuse(command: StorePart, by: str, state: BundleState) -> Outcome:
     return Outcome(() if command.sealed else (refused,), BundleReceipt(state, 0))
 
 
-def _check_form(command: StorePart, decider: Decider) -> Rejected | None:
+def _check_form(command: StorePart, decider: Decider) -> None:
     rows = 0
     for batch in command.batches:
         rows += batch.header.count
     local = isinstance(decider, ByBroker)
     if rows > limits.PART_ROWS:
-        return Rejected(
-            MessageTooLarge,
-            f"a part of {rows} messages",
-            f"send parts of at most {limits.PART_ROWS} messages",
+        raise MessageTooLarge(
+            f"a part of {rows} messages", hint=f"send parts of at most {limits.PART_ROWS} messages"
         )
     if not rows and not command.sealed:
-        return Rejected(
-            BadRequest,
+        raise BadRequest(
             f"part {command.part} of a transaction has no messages, and is not the last one",
-            "send no empty parts before the last one",
+            hint="send no empty parts before the last one",
         )
     if local and command.sealed and not command.commit:
-        return Rejected(BadRequest, "a local transaction is decided with its seal")
+        raise BadRequest("a local transaction is decided with its seal")
     if command.part and command.commit and not local:
-        return Rejected(BadRequest, "only a local transaction is decided with its seal")
-    return None
+        raise BadRequest("only a local transaction is decided with its seal")
 
 
-def _admit(
-    state: State, batches: tuple[BundleBatch, ...]
-) -> tuple[UnpublishedBatch, ...] | Rejected:
+def _admit(state: State, batches: tuple[BundleBatch, ...]) -> tuple[UnpublishedBatch, ...]:
     stored, start = [], 0
     for batch in batches:
         topic = find_writable(
             state, batch.topic, batch.partition, batch.epoch, batch.header, batch.data
         )
-        if isinstance(topic, Rejected):
-            return topic
         data, header = batch.data, batch.header
         hashes: tuple[int, ...] = ()
         delay = None

@@ -14,7 +14,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from txmq.core.events.base import Event
-from txmq.core.events.outcome import Appliers, Deciders, Outcome, Rejected
+from txmq.core.events.outcome import Appliers, Deciders, Outcome
 from txmq.core.events.transactions import InstanceRegistered, InstancesForgotten, InstancesSeen
 from txmq.errors import BadRequest, ProducerFenced
 from txmq.model.units import DAY
@@ -45,16 +45,14 @@ def current_epoch(state: State, service: str, instance: str) -> int:
     return 0 if row is None else row[0]
 
 
-def check_incarnation(
-    state: State, service: str, instance: str, incarnation: int
-) -> Rejected | None:
-    """Return a rejection unless this is the current incarnation.
+def check_incarnation(state: State, service: str, instance: str, incarnation: int) -> None:
+    """Refuse another incarnation than the current one.
 
     A number that was never assigned comes from another log. It is refused, too.
     """
     newest = current_epoch(state, service, instance)
     if incarnation == newest:
-        return None
+        return
     message = (
         f"incarnation {incarnation} of instance {instance!r} of {service!r}:"
         f" the current one is {newest}"
@@ -63,19 +61,17 @@ def check_incarnation(
         "another process has taken its place:"
         " end this one, or start it again so that it registers anew"
     )
-    return Rejected(ProducerFenced, message, hint, {"incarnation": incarnation, "current": newest})
+    raise ProducerFenced(message, hint=hint, detail={"incarnation": incarnation, "current": newest})
 
 
-def register_instance(state: State, command: RegisterInstance, now: int) -> Outcome | Rejected:
-    del now
+def register_instance(state: State, command: RegisterInstance, _now: int) -> Outcome:
     epoch = (
         current_epoch(state, command.service, command.instance) or state.last_forgotten_epoch
     ) + 1
     if epoch > MAX_EPOCH:
-        return Rejected(
-            BadRequest,
+        raise BadRequest(
             f"instance {command.instance!r} has used up its epochs",
-            "give the instance another name",
+            hint="give the instance another name",
         )
     return Outcome((InstanceRegistered(command.service, command.instance, epoch),), epoch)
 
@@ -113,8 +109,7 @@ def apply_seen(state: State, event: InstancesSeen, context: RecordContext) -> No
         state.tables[t.INSTANCES].put(key, (row[0], context.stored_at))
 
 
-def apply_forgotten(state: State, event: InstancesForgotten, context: RecordContext) -> None:
-    del context
+def apply_forgotten(state: State, event: InstancesForgotten, _context: RecordContext) -> None:
     for key in event.keys:
         row: Any = state.tables[t.INSTANCES].get(key)
         state.last_forgotten_epoch = max(state.last_forgotten_epoch, row[0])

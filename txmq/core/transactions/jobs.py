@@ -20,7 +20,7 @@ from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from txmq.core.events.outcome import Appliers, Deciders, Outcome, Rejected
+from txmq.core.events.outcome import Appliers, Deciders, Outcome
 from txmq.core.events.transactions import JobDecided, JobGroupsDone, JobsForgotten
 from txmq.core.topics.key_order import ReleasePlan
 from txmq.core.transactions import decisions as tx
@@ -99,25 +99,22 @@ def _is_old(state: State, job: bytes, now: int) -> bool:
     return has_time(job) and is_forgotten(state, job, now)
 
 
-def decide_job(state: State, command: DecideJob, now: int) -> Outcome | Rejected:
+def decide_job(state: State, command: DecideJob, now: int) -> Outcome:
     decided = state.tables[t.JOBS].get(command.token)
     if decided is not None:
         return Outcome(reply=JobReceipt(Decision(decided[0]), repeated=True))
     stored = tuple(undecided_bundles(state, command.token))
     if not stored and _is_old(state, command.token, now):
-        return Rejected(
-            UnknownTransaction,
+        raise UnknownTransaction(
             f"job {command.token.hex()} is older than the outcomes that are kept",
-            "make another job",
+            hint="make another job",
         )
     winners = command.winners if command.outcome is Decision.COMMIT else ()
     missing = sorted(set(winners) - set(stored))
     if missing:
         hint = "run the job again: nothing of it was sent"
-        return Rejected(
-            UnknownTransaction,
-            f"transaction {missing[0].hex()} of the job is not stored or not complete",
-            hint,
+        raise UnknownTransaction(
+            f"transaction {missing[0].hex()} of the job is not stored or not complete", hint=hint
         )
     return Outcome(
         (_job_decided(state, command, winners, stored),),
@@ -233,8 +230,7 @@ def find_expired(
     return JobsForgotten(expired) if expired else None, rows[most][0] if len(rows) > most else None
 
 
-def apply_forgotten(state: State, event: JobsForgotten, context: RecordContext) -> None:
-    del context
+def apply_forgotten(state: State, event: JobsForgotten, _context: RecordContext) -> None:
     for token in event.tokens:
         state.tables[t.JOBS].delete(token)
 

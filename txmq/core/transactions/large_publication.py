@@ -72,8 +72,7 @@ class BacklogStep(NamedTuple):
 IDLE = Outcome(reply=BacklogStep(idle=True))
 
 
-def advance_backlog(state: State, command: AdvanceBacklog, now: int) -> Outcome:
-    del now
+def advance_backlog(state: State, command: AdvanceBacklog, _now: int) -> Outcome:
     token = visibility.publishing_token(state)
     if token is None:
         first = next(indexes.backlog_rows(state), None)
@@ -103,9 +102,8 @@ def _release_small(state: State) -> Outcome:
 
 
 def _hold(
-    state: State, token: bytes, row: Transaction, large: LargeBundle, command: AdvanceBacklog
+    state: State, token: bytes, _row: Transaction, large: LargeBundle, command: AdvanceBacklog
 ) -> Outcome:
-    del row
     # Keys need not be held if no other ticket holds any, and publication can begin.
     if (
         not large.done
@@ -117,9 +115,8 @@ def _hold(
 
 
 def _drop(
-    state: State, token: bytes, row: Transaction, large: LargeBundle, command: AdvanceBacklog
+    state: State, token: bytes, row: Transaction, large: LargeBundle, _command: AdvanceBacklog
 ) -> Outcome:
-    del command
     later = _next_holders(state, row, large, large_bundles.get_piece(state, token, large.done))
     return Outcome((PieceDone(token, large.done, later),), BacklogStep(), early=True)
 
@@ -147,9 +144,8 @@ def _begin(state: State, token: bytes, large: LargeBundle) -> Outcome:
 
 
 def _publish(
-    state: State, token: bytes, row: Transaction, large: LargeBundle, command: AdvanceBacklog
+    state: State, token: bytes, row: Transaction, large: LargeBundle, _command: AdvanceBacklog
 ) -> Outcome:
-    del command
     # The reply to the last piece waits for the disk, and so does the next step.
     later = _next_holders(state, row, large, large_bundles.get_piece(state, token, large.done))
     return Outcome((PieceDone(token, large.done, later),), BacklogStep(), early=not large.last)
@@ -214,8 +210,7 @@ def _next_holders(
     )
 
 
-def apply_waits(state: State, event: GroupWaits, context: RecordContext) -> None:
-    del context
+def apply_waits(state: State, event: GroupWaits, _context: RecordContext) -> None:
     row, large = _large(state, event.token)
     indexes.remove_from_backlog(state, row.ticket)
     state.transactions.put(event.token, row._replace(large=large._replace(done=event.piece)))
@@ -276,9 +271,8 @@ def _apply_hold(
     row: Transaction,
     large: LargeBundle,
     batches: tuple[UnplacedBatch, ...],
-    context: RecordContext,
+    _context: RecordContext,
 ) -> LargeBundle:
-    del context
     return large_bundles.add_holds(large, key_order.hold_keys(state, row.ticket, token, batches))
 
 
@@ -320,9 +314,8 @@ def _apply_drop(
     row: Transaction,
     large: LargeBundle,
     batches: tuple[UnplacedBatch, ...],
-    context: RecordContext,
+    _context: RecordContext,
 ) -> LargeBundle:
-    del context
     large_bundles.drop_piece(state, token, large.done)
     return _release(state, row, large, batches)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from txmq.core.events.outcome import Rejected
 from txmq.core.topics import key_order
 from txmq.core.topics.key_order import Publishable, UnplacedBatch
 from txmq.core.transactions import large_bundles
@@ -100,12 +99,10 @@ def get(state: State, token: bytes) -> Transaction | None:
 
 def unknown_transaction(
     token: bytes, why: str = "was never stored at this broker, or long ago"
-) -> Rejected:
-    """Return the rejection of a request about a transaction that does not exist."""
-    return Rejected(
-        UnknownTransaction,
-        f"Transaction {token.hex()} {why}",
-        "list undecided transactions: txmq tx list",
+) -> UnknownTransaction:
+    """Return the refusal of a request about a transaction that does not exist."""
+    return UnknownTransaction(
+        f"Transaction {token.hex()} {why}", hint="list undecided transactions: txmq tx list"
     )
 
 

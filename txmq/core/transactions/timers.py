@@ -32,16 +32,14 @@ class NoteSnapshot(NamedTuple):
     position: int
 
 
-def plan_check(state: State, command: PlanCheck, now: int) -> Outcome:
-    del now
+def plan_check(state: State, command: PlanCheck, _now: int) -> Outcome:
     row = get(state, command.token)
     if row is None or row.state in DECIDED:
         return Outcome()
     return Outcome((CheckPlanned(*command),))
 
 
-def apply_planned(state: State, event: CheckPlanned, context: RecordContext) -> None:
-    del context
+def apply_planned(state: State, event: CheckPlanned, _context: RecordContext) -> None:
     row = get(state, event.token)
     assert row is not None, "checked, so it is stored"
     if event.in_doubt and not row.in_doubt:
@@ -55,8 +53,7 @@ def apply_planned(state: State, event: CheckPlanned, context: RecordContext) -> 
     )
 
 
-def note_snapshot(state: State, command: NoteSnapshot, now: int) -> Outcome:
-    del state, now
+def note_snapshot(_state: State, command: NoteSnapshot, _now: int) -> Outcome:
     return Outcome((SnapshotNoted(command.position),))
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from txmq.core.events.outcome import Appliers, Deciders, Outcome, Rejected
+from txmq.core.events.outcome import Appliers, Deciders, Outcome
 from txmq.core.events.transactions import ConflictSeen, VerificationOwed
 from txmq.core.transactions import indexes
 from txmq.core.transactions.indexes import ListKind
@@ -40,10 +40,10 @@ class CompareDecision(NamedTuple):
     reason: str
 
 
-def force_decision(state: State, command: ForceDecision, now: int) -> Outcome | Rejected:
+def force_decision(state: State, command: ForceDecision, now: int) -> Outcome:
     row = get(state, command.decision.token)
     outcome = decide_by_hand(state, command.decision, now)
-    if isinstance(outcome, Rejected) or row is None or not isinstance(row.decider, ByPostgres):
+    if row is None or not isinstance(row.decider, ByPostgres):
         return outcome
     token, again = command.decision.token, row.state in DECIDED
     same = row.state in ACCEPTING[command.decision.outcome]
@@ -53,8 +53,7 @@ def force_decision(state: State, command: ForceDecision, now: int) -> Outcome | 
     return outcome._replace(events=(*outcome.events, owed))
 
 
-def compare_decision(state: State, command: CompareDecision, now: int) -> Outcome:
-    del now
+def compare_decision(state: State, command: CompareDecision, _now: int) -> Outcome:
     token, found, by, reason = command
     row = get(state, token)
     if row is None or not indexes.is_listed(state, ListKind.UNVERIFIED, token):
@@ -65,8 +64,7 @@ def compare_decision(state: State, command: CompareDecision, now: int) -> Outcom
     return Outcome((ConflictSeen(token, int(found), by, reason), done))
 
 
-def apply_owed(state: State, event: VerificationOwed, context: RecordContext) -> None:
-    del context
+def apply_owed(state: State, event: VerificationOwed, _context: RecordContext) -> None:
     if event.owed:
         indexes.add_to_list(state, ListKind.UNVERIFIED, event.token)
     else:

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from txmq.core.events.outcome import Rejected
 from txmq.errors import BadRequest, SequenceGap
 from txmq.model.actions import WatermarkAction, read_action
 from txmq.model.limits import SEQUENCE
@@ -49,19 +48,17 @@ def get(state: State, name: str) -> Watermark:
     return UNSET if row is None else Watermark._make(row)
 
 
-def check(state: State, action: WatermarkAction) -> Rejected | None:
-    """Return why a transaction may not move the watermark so; None = it may."""
+def check(state: State, action: WatermarkAction) -> None:
+    """Refuse a move of the watermark that does not go on from where it stands."""
     if not is_name(action.name) or not 0 <= action.before < action.to <= SEQUENCE:
-        return Rejected(
-            BadRequest,
+        raise BadRequest(
             f"invalid mark {action.name!r:.200} from {action.before} to {action.to}",
-            "a mark has a name, and moves forward",
+            hint="a mark has a name, and moves forward",
         )
     place = get(state, action.name).place
     if place != action.before:
         message = f"mark {action.name} stands at {place}, not at {action.before}"
-        return Rejected(SequenceGap, message, "go on from where it stands", {"place": place})
-    return None
+        raise SequenceGap(message, hint="go on from where it stands", detail={"place": place})
 
 
 def is_passed(state: State, actions: Iterable[tuple[object, ...]]) -> bool:

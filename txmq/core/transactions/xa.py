@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from txmq.core.events.outcome import Appliers, Deciders, Outcome, Rejected
+from txmq.core.events.outcome import Appliers, Deciders, Outcome
 from txmq.core.events.transactions import HeuristicForgotten, HeuristicSeen, TombstoneWritten
 from txmq.core.transactions import branches, indexes
 from txmq.core.transactions import lost_records as lost
@@ -80,7 +80,7 @@ class ForgetHeuristics(NamedTuple):
     reason: str
 
 
-def resolve_outcome(state: State, command: ResolveOutcome, now: int) -> Outcome | Rejected:
+def resolve_outcome(state: State, command: ResolveOutcome, now: int) -> Outcome:
     # The reply None: this broker does not know the transaction, but may store it later.
     row = get(state, command.token)
     if row is None:
@@ -88,13 +88,11 @@ def resolve_outcome(state: State, command: ResolveOutcome, now: int) -> Outcome 
     if row.state in DECIDED or not command.decide:
         return Outcome(reply=BundleState.UNDECIDED if row.state is BundleState.OPEN else row.state)
     if lost.may_have_lost_decision(state, row):
-        return Rejected(
-            UnknownTransaction, f"transaction {command.token.hex()}: {lost.WHY}", LOST_HINT
-        )
+        raise UnknownTransaction(f"transaction {command.token.hex()}: {lost.WHY}", hint=LOST_HINT)
     if not _is_home(row, command.log_id):
         hint = "ask its own decider: txmq tx show"
-        return Rejected(
-            BadRequest, f"transaction {command.token.hex()} is not this broker's to decide", hint
+        raise BadRequest(
+            f"transaction {command.token.hex()} is not this broker's to decide", hint=hint
         )
     outcome = decide_checked(
         state,
@@ -104,29 +102,29 @@ def resolve_outcome(state: State, command: ResolveOutcome, now: int) -> Outcome 
     return outcome._replace(reply=BundleState.ROLLED_BACK)
 
 
-def _resolve_unknown(state: State, command: ResolveOutcome, now: int) -> Outcome | Rejected:
+def _resolve_unknown(state: State, command: ResolveOutcome, now: int) -> Outcome:
     if is_forgotten(state, command.token, now):
         message = f"transaction {command.token.hex()} is older than the outcomes that are kept"
-        return Rejected(UnknownTransaction, message, LOST_HINT)
+        raise UnknownTransaction(message, hint=LOST_HINT)
     if lost.may_have_lost_transaction(state, command.token):
         message = (
             f"transaction {command.token.hex()} is unknown,"
             " and records of the log of its time were lost"
         )
-        return Rejected(UnknownTransaction, message, LOST_HINT)
+        raise UnknownTransaction(message, hint=LOST_HINT)
     if not command.decide:
         return Outcome()
     tombstone = TombstoneWritten(command.token, ByHome(command.log_id, command.token), command.by)
     return Outcome((tombstone,), BundleState.ROLLED_BACK)
 
 
-def decide_by_hand(state: State, command: DecideByHand, now: int) -> Outcome | Rejected:
+def decide_by_hand(state: State, command: DecideByHand, now: int) -> Outcome:
     token, outcome, operator, reason, log_id = command
     row = get(state, token)
     decision = decide_transaction(
         state, DecideTransaction(token, outcome, f"operator {operator}", reason), now
     )
-    if isinstance(decision, Rejected) or row is None or not _is_anothers(row, log_id):
+    if row is None or not _is_anothers(row, log_id):
         return decision
     seen = HeuristicSeen(token, "", int(outcome), WORDS[outcome], operator, reason)
     return decision._replace(events=(*decision.events, seen))
@@ -145,12 +143,11 @@ def _is_home(row: Transaction, log_id: bytes) -> bool:
     return isinstance(row.decider, ByHome) and row.decider.log_id == log_id
 
 
-def note_heuristic(state: State, command: NoteHeuristic, now: int) -> Outcome | Rejected:
+def note_heuristic(state: State, command: NoteHeuristic, _now: int) -> Outcome:
     # Several recoverers may find the same: it is one entry, and none once an operator
     # has cleared it. The reply is True in that case.
-    del now
     if get(state, command.token) is None:
-        return unknown_transaction(command.token)
+        raise unknown_transaction(command.token)
     known = branches.heuristics(state, command.token)
     seen = HeuristicSeen(*command._replace(decided=int(command.decided)))  # type: ignore[arg-type]  # plain in the log
     if branches.was_cleared(state, command.token, *seen[1:4]):
@@ -159,14 +156,13 @@ def note_heuristic(state: State, command: NoteHeuristic, now: int) -> Outcome | 
         return Outcome(reply=False)
     if len(known) >= MAX_HEURISTICS:
         message = f"transaction {command.token.hex()} has {len(known)} heuristics"
-        return Rejected(BadRequest, message, "clear them: txmq xa forget")
+        raise BadRequest(message, hint="clear them: txmq xa forget")
     return Outcome((seen,), reply=False)
 
 
-def forget_heuristics(state: State, command: ForgetHeuristics, now: int) -> Outcome | Rejected:
-    del now
+def forget_heuristics(state: State, command: ForgetHeuristics, _now: int) -> Outcome:
     if get(state, command.token) is None:
-        return unknown_transaction(command.token)
+        raise unknown_transaction(command.token)
     if not branches.has_heuristics(state, command.token):
         return Outcome()
     return Outcome((HeuristicForgotten(*command),))
@@ -189,8 +185,7 @@ def apply_seen(state: State, event: HeuristicSeen, context: RecordContext) -> No
     branches.add_heuristic(state, event.token, Heuristic(*event[1:], context.stored_at))
 
 
-def apply_forgotten(state: State, event: HeuristicForgotten, context: RecordContext) -> None:
-    del context
+def apply_forgotten(state: State, event: HeuristicForgotten, _context: RecordContext) -> None:
     row = get(state, event.token)
     assert row is not None, "a transaction with heuristics does not expire"
     branches.clear_heuristics(state, event.token, row.state)
