@@ -100,7 +100,6 @@ def test_a_start_may_be_a_duration_by_the_brokers_clock() -> None:
         {"lease": -1.0},
         {"strategy": "best"},
         {"on_failure": "local"},
-        {"tag": "paid"},
         {"static": True},
         {"retry": 3},
         {"retry": {"retries": 3}},
