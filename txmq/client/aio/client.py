@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from asyncio import Future
 from collections.abc import Awaitable, Coroutine, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn, Unpack
+from typing import Any, NoReturn, Unpack
 from uuid import UUID
 from weakref import WeakSet
 
@@ -34,18 +34,13 @@ from txmq.client.protocol.sender.rows import Fields, checked_messages, column_ro
 from txmq.client.protocol.settings import no_spool
 from txmq.client.protocol.transaction.decision import is_published
 from txmq.client.protocol.transaction.half_message import HalfBundle, HalfMessage
-from txmq.client.protocol.transaction.options import (
-    CHECK_AFTER_S,
-)
+from txmq.client.protocol.transaction.options import CHECK_AFTER_S
 from txmq.client.protocol.typed.bodies import Topics
 from txmq.errors import RequestTimeout, TxmqError
 from txmq.model.durations import Duration, seconds_of
 from txmq.model.message import Decision, Message, Receipt
 from txmq.tx.xid import Xid
 from txmq.wire.data_requests import Opcode
-
-if TYPE_CHECKING:  # for programs that have a database
-    pass
 
 log = get_logger()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Coroutine, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn, Unpack
+from typing import Any, NoReturn, Unpack
 from weakref import WeakSet
 
 from txmq.client.aio.client import Client
@@ -35,16 +35,11 @@ from txmq.client.protocol.sender.routing import Routing, of_one_broker
 from txmq.client.protocol.sender.rows import Fields, check_columns, checked_messages
 from txmq.client.protocol.settings import ClientSettings
 from txmq.client.protocol.transaction.half_message import HalfMessage
-from txmq.client.protocol.transaction.options import (
-    CHECK_AFTER_S,
-)
+from txmq.client.protocol.transaction.options import CHECK_AFTER_S
 from txmq.client.protocol.typed.bodies import Topics
 from txmq.errors import TxmqError
 from txmq.model.durations import Duration
 from txmq.model.message import Message, Receipt
-
-if TYPE_CHECKING:  # for programs that have a database
-    pass
 
 log = get_logger()
 

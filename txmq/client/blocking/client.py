@@ -31,9 +31,7 @@ from txmq.client.protocol.sender.rows import Fields
 from txmq.client.protocol.settings import CLOSE_S, no_spool
 from txmq.client.protocol.transaction.decision import is_published
 from txmq.client.protocol.transaction.half_message import HalfBundle, HalfMessage
-from txmq.client.protocol.transaction.options import (
-    CHECK_AFTER_S,
-)
+from txmq.client.protocol.transaction.options import CHECK_AFTER_S
 from txmq.client.protocol.typed.bodies import Topics
 from txmq.errors import RequestTimeout, TxmqError
 from txmq.model.durations import Duration, seconds_of

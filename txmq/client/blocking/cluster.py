@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import fields as fields_of
 from functools import partial
 from threading import Thread
-from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar, Unpack
+from typing import Any, NoReturn, Self, TypeVar, Unpack
 from uuid import UUID
 from weakref import WeakSet
 
@@ -50,17 +50,12 @@ from txmq.client.protocol.sender.rows import Fields, check_columns, checked_mess
 from txmq.client.protocol.sender.topics import TopicMetadata
 from txmq.client.protocol.settings import CLOSE_S, ClientSettings
 from txmq.client.protocol.transaction.half_message import HalfMessage
-from txmq.client.protocol.transaction.options import (
-    CHECK_AFTER_S,
-)
+from txmq.client.protocol.transaction.options import CHECK_AFTER_S
 from txmq.client.protocol.typed.bodies import Topics
 from txmq.errors import ClientClosed, TxmqError
 from txmq.faces import blocking, iterating, run
 from txmq.model.durations import Duration, seconds_of
 from txmq.model.message import Message, Receipt
-
-if TYPE_CHECKING:  # psycopg2 is for programs that have a database
-    pass
 
 T = TypeVar("T")
 Send = Callable[[Client, int | None, float], T]  # at a broker, to a partition, within seconds
