@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from functools import cache
 from pathlib import Path
+from unittest.mock import patch
 
 import psycopg2
 import pytest
@@ -31,7 +32,7 @@ from txmq.testing.postgres_server import (
 )
 from txmq.testing.wait import PATIENCE_S, wait_until
 from txmq.tx.postgres.schema import install
-from txmq.tx.postgres.session import connect
+from txmq.tx.postgres.session import SETTINGS, connect
 
 MEMORY = Path("/dev/shm")
 ROOM = 8 << 30  # bytes; all servers and their copies have about two
@@ -118,6 +119,13 @@ def memory_or_disk() -> Path | None:
     except OSError:
         return None
     return MEMORY if room > ROOM and os.access(MEMORY, os.W_OK) else None
+
+
+@pytest.fixture(autouse=True, scope="session")
+def patient_connections() -> Iterator[None]:
+    """Have txmq's own connections of this process wait for a busy server."""
+    with patch.dict(SETTINGS, connect_timeout=str(int(PATIENCE_S))):
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -20,6 +20,7 @@ import pytest
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient, PartitionMetadata
 
+from tests.freezing import freeze
 from txmq.broker.cluster.kafka_client import KafkaAddress
 from txmq.testing.ports import free_port
 from txmq.testing.reaper import reaped, reaper_pipe
@@ -87,7 +88,8 @@ class KafkaNode:
 
     def freeze(self) -> None:
         """Stop the process until `start`."""
-        self.signal(signal.SIGSTOP)
+        assert self._process is not None
+        freeze(self._process.pid)
 
     def signal(self, number: signal.Signals) -> None:
         assert self._process is not None

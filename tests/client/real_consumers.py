@@ -84,11 +84,14 @@ def drain(
     until: Callable[[], object] = lambda: True,
     **options: Any,
 ) -> None:
-    """Run the handler until `until` returns a true value, and the group has nothing
-    more to deliver.
+    """Run the handler until `until` returns a true value, the group has nothing more to
+    deliver, and the consumer knows it: a nack counts in its stats once it is answered.
     """
-    group = consumer.group
-    run_until(consumer, handler, lambda: until() and is_drained(shown(client, group)), **options)
+
+    def done() -> object:
+        return until() and is_drained(shown(client, consumer.group)) and is_answered(consumer)
+
+    run_until(consumer, handler, done, **options)
 
 
 def receive(consumer: Consumer, count: int) -> list[ReceivedMessage]:
@@ -121,6 +124,11 @@ def unprocessed_of(group: dict[str, Any]) -> int:
     Those that a member holds count among the leased ones, and perhaps in the lag, too.
     """
     return sum(int(group[name]) for name in (*TO_COME, "parked", "letters"))
+
+
+def is_answered(consumer: Consumer) -> bool:
+    """Return whether the brokers have answered all that the consumer has settled."""
+    return all(one.member.settlement.idle for one in consumer._members.members)
 
 
 def is_drained(group: dict[str, Any]) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from typing import Any
 
 import kombu
 import pytest
@@ -16,23 +17,48 @@ from t.integration.common import (
     BasicFunctionality,
 )
 
+from txmq.testing.wait import PATIENCE_S
+
 URL = os.environ["TEST_BROKER"]
+LONGER = float(os.environ["TEST_LONGER"])
 NOWHERE = "txmq://127.0.0.1:1"
+
+
+class PatientConnection(kombu.Connection):  # type: ignore[misc]  # without types
+    """A connection for a busy machine. Their tests wait for a second: here it is
+    `LONGER`.
+    """
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._be_patient()
+
+    def switch(self, conn_str: str) -> None:
+        super().switch(conn_str)
+        self._be_patient()
+
+    def drain_events(self, timeout: float | None = None, **options: Any) -> Any:
+        longer = None if timeout is None else timeout * LONGER
+        return super().drain_events(timeout=longer, **options)
+
+    def _be_patient(self) -> None:
+        """Have no patience with the address where nobody answers."""
+        self.connect_timeout = 1 if self.port == 1 else PATIENCE_S
 
 
 @pytest.fixture
 def connection() -> kombu.Connection:
-    return kombu.Connection(URL)
+    return PatientConnection(URL)
 
 
 @pytest.fixture
 def invalid_connection() -> kombu.Connection:
-    return kombu.Connection(NOWHERE, connect_timeout=1)
+    return PatientConnection(NOWHERE)
 
 
 @pytest.fixture
 def failover_connection() -> kombu.Connection:
-    return kombu.Connection(f"{NOWHERE};{URL}", connect_timeout=1)
+    return PatientConnection(f"{NOWHERE};{URL}")
 
 
 class TestBasicFunctionality(BasicFunctionality):  # type: ignore[misc]  # without types

@@ -39,7 +39,9 @@ PATIENT: Final = f"""import pytest
 def celery_worker_parameters():
     return {{"ping_task_timeout": {PATIENCE_S}, "shutdown_timeout": {PATIENCE_S}}}
 """
-RERUNS: Final = 5  # as their own marks `flaky` say: they wait for a second, or for two
+# As their own marks `flaky` say: they wait for a second, or for two. Kombu's wait twice
+# as long each time: what fails then was given half a minute.
+RERUNS: Final = 5
 
 
 class Suite(NamedTuple):
@@ -114,8 +116,9 @@ def run(suite: Suite, url: str, folder: Path) -> Outcomes:
 
 def _run_module(suite: Suite, source: Path, environment: dict[str, str], module: str) -> Outcomes:
     wanted, passed, failed = [module], set[str](), set[str]()
-    for _ in range(1 + RERUNS):
-        found = _run(suite, source, environment, wanted)
+    for number in range(1 + RERUNS):
+        longer = {"TEST_LONGER": str(2**number)}
+        found = _run(suite, source, environment | longer, wanted)
         passed |= found.passed
         failed = (failed | found.failed) - passed
         again = unexpected(Outcomes(passed, failed))

@@ -35,7 +35,7 @@ def receive_once(url: str, group: str, topic: str, mode: str) -> None:
         message = consumer.receive(PATIENCE_S)
         assert message is not None
         print_line(message.offset, message.attempt)
-        os.kill(os.getpid(), signal.SIGSTOP)
+        signal.raise_signal(signal.SIGSTOP)
         try:
             consumer.ack(message, wait=True)
             print_line("acked")
@@ -56,7 +56,7 @@ def apply_once(url: str, group: str, topic: str, dsn: str) -> None:
                 "INSERT INTO effects VALUES (%s, %s)", (str(message.offset), os.getpid())
             )
         print_line(message.offset, message.attempt)
-        os.kill(os.getpid(), signal.SIGSTOP)
+        signal.raise_signal(signal.SIGSTOP)
 
     with connect(url, timeout=PATIENCE_S) as client:
         with client.consumer(group, [topic], session=SESSION_S, start="first") as consumer:

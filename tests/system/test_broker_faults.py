@@ -16,6 +16,7 @@ from uuid import uuid4
 
 import pytest
 
+from tests.freezing import freeze
 from txmq import connect
 from txmq.broker.reactor.process_limits import RESERVED_FILES
 from txmq.client.blocking.client import Client
@@ -46,7 +47,7 @@ def test_fault_40_a_broker_that_stood_still_keeps_its_members(
         message = consumer.receive(PATIENCE_S)
         assert message is not None
         before = client.call("group.show", group=group)
-        os.kill(pid, signal.SIGSTOP)
+        freeze(pid)
         try:
             time.sleep(2 * SESSION_S)  # by which its session would be over
         finally:

@@ -14,6 +14,7 @@ from uuid import uuid4
 import psycopg2
 import pytest
 
+from tests.freezing import wait_until_frozen
 from tests.system.frozen_consumers import SESSION_S, TABLE, apply_once, receive_once
 from txmq import Message, ReceivedMessage, connect
 from txmq.client.blocking.client import Client
@@ -75,8 +76,7 @@ def topic_and_group(client: Client, partitions: int = 1) -> tuple[str, str]:
 def first_line_of_stopped(running: Running) -> str:
     """Wait until the process has stopped itself, and return its first line."""
     line = running.first_line()
-    stat = Path(f"/proc/{running.process.pid}/stat")
-    wait_until(lambda: stat.read_text().rpartition(")")[2].split()[0] == "T", what="it is stopped")
+    wait_until_frozen(running.process.pid)
     return line
 
 

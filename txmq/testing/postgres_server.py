@@ -39,7 +39,7 @@ from txmq.testing.ports import kept_port
 from txmq.testing.postgres_binaries import find_binaries, server_identity
 from txmq.testing.reaper import reaped, reaper_pipe, release
 from txmq.testing.scram import verifier
-from txmq.testing.wait import wait_until
+from txmq.testing.wait import PATIENCE_S, wait_until
 
 PREFIX: Final = "txmq-postgres-"
 START_LIMIT_S: Final = 60.0  # crash recovery on a loaded machine included
@@ -112,7 +112,7 @@ class PostgresServer:
 
     def connect(self, dbname: str | None = None) -> Connection:
         """Return a connection in autocommit mode."""
-        connection = psycopg2.connect(self.dsn(dbname), connect_timeout=10)
+        connection = psycopg2.connect(self.dsn(dbname), connect_timeout=int(PATIENCE_S))
         connection.autocommit = True
         return connection
 

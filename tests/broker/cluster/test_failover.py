@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import txmq
+from tests import freezing
 from tests.broker.cluster.broker_nodes import (
     PARTITIONS,
     BrokerNode,
@@ -76,7 +77,7 @@ def end(node: BrokerNode) -> None:
 
 
 def freeze(node: BrokerNode) -> None:
-    node.process.send_signal(signal.SIGSTOP)
+    freezing.freeze(node.process.pid)
 
 
 def step_down(node: BrokerNode) -> None:

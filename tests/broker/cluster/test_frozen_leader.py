@@ -13,6 +13,7 @@ from structlog.testing import capture_logs
 import txmq
 from tests.broker.cluster.broker_nodes import BrokerNode
 from tests.broker.cluster.test_replaced_nodes import Nodes, next_of
+from tests.freezing import freeze
 from txmq.client.protocol.address import Address, parse_url
 from txmq.client.protocol.conversation import LogIdentity
 from txmq.testing.wait import PATIENCE_S
@@ -46,10 +47,10 @@ def tried(monkeypatch: pytest.MonkeyPatch) -> list[Address]:
     return found
 
 
-def freeze(nodes: Nodes) -> BrokerNode:
+def freeze_leader(nodes: Nodes) -> BrokerNode:
     """Freeze the node that leads."""
     leader = nodes.leader()
-    leader.process.send_signal(signal.SIGSTOP)
+    freeze(leader.process.pid)
     return leader
 
 
@@ -76,7 +77,7 @@ def test_a_send_and_a_consumer_go_on_at_who_leads_after_a_frozen_node(
     ):
         client.send("orders", b"1", key="k")
         assert next_of(consumer) == b"1"
-        frozen = freeze(nodes)
+        frozen = freeze_leader(nodes)
         tried.clear()
         client.send("orders", b"2", key="k")
         assert tried[0] != parse_url(frozen.url)[0]
@@ -95,7 +96,7 @@ def test_a_send_of_asyncio_goes_on_at_who_leads_after_a_frozen_node(
         url = nodes.leader().url
         async with txmq.aio.connect(url, timeout=PATIENCE_S, retries=ATTEMPTS - 1) as client:
             await client.send("orders", b"1", key="k")
-            frozen = freeze(nodes)
+            frozen = freeze_leader(nodes)
             tried.clear()
             await client.send("orders", b"2", key="k")
             assert tried[0] != parse_url(frozen.url)[0]

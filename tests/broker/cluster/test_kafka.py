@@ -18,6 +18,7 @@ from confluent_kafka.admin import NewTopic
 
 from tests.broker.cluster.loop import Loop
 from tests.broker.cluster.obedient_nodes import ObedientNode, begin_log, broken_promises
+from tests.freezing import freeze
 from tests.kafka_nodes import NODES, KafkaNode, KafkaNodes, kafka_nodes, needs_kafka
 from tests.reporting import Report
 from txmq.broker.cluster import kafka_partition, kafka_topic
@@ -224,7 +225,7 @@ def test_a_process_that_stood_still_finds_out_that_it_leads_no_more(log: SharedL
         assert writer.stdout is not None
         for _ in range(20):
             promised = writer.stdout.readline()
-        writer.send_signal(signal.SIGSTOP)
+        freeze(writer.pid)
         log.leader = log.node()
         log.claim(log.leader)
         log.append(b"of the next leader")
@@ -241,8 +242,8 @@ def lose_the_first_copy(log: SharedLog, *, is_believed: bool) -> None:
     others = {*NODES} - {first}
     for number in others:
         log.kafka.nodes[number].freeze()
-    if is_believed:  # fetches that wait take one more record to the others' sockets
-        log.leader.append(b"at all nodes ")
+    if is_believed:  # fetches that wait take up to 1 MiB more to the others' sockets
+        log.leader.append(bytes(2 * MOST_DATA))
         log.decide(log.leader)
     log.leader.append(b"at one node")
     if is_believed:

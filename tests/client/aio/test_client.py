@@ -20,6 +20,7 @@ import txmq.aio
 from tests.client.aio.running import LOOPS, bodies, receive, run
 from tests.client.real import RealBroker
 from tests.client.scripted_member import fresh
+from tests.freezing import freeze
 from txmq.aio import Client, Consumer, outcome_of
 from txmq.client.protocol.offsets import FileOffsets
 from txmq.errors import (
@@ -112,7 +113,7 @@ def test_a_full_window_throttles_after_a_while(own_broker: RealBroker) -> None:
         topic = fresh("t")
         async with connected(own_broker, window=2, delivery_timeout=5) as client:
             await client.send(topic, b"known")
-            os.kill(own_broker.pid, signal.SIGSTOP)
+            freeze(own_broker.pid)
             try:
                 futures = [await client.send_async(topic, b"x") for _ in range(2)]
                 with pytest.raises(Throttled) as refused:
@@ -205,7 +206,7 @@ def test_a_send_without_an_answer_may_be_stored(own_broker: RealBroker) -> None:
         topic = fresh("t")
         async with connected(own_broker) as client:
             await client.send(topic, b"first", partition=0)
-            os.kill(own_broker.pid, signal.SIGSTOP)
+            freeze(own_broker.pid)
             try:
                 with pytest.raises(TimeoutError) as late:
                     async with asyncio.timeout(0.05):
@@ -611,7 +612,7 @@ def test_a_silent_broker_times_out(own_broker: RealBroker) -> None:
     async def story() -> None:
         async with connected(own_broker, timeout=2.0) as client:
             await client.send(fresh("t"), b"x")
-            os.kill(own_broker.pid, signal.SIGSTOP)
+            freeze(own_broker.pid)
             try:
                 with pytest.raises(RequestTimeout) as late:
                     await client.call("topic.describe", names=["t"])

@@ -21,6 +21,7 @@ from txmq.testing.wait import PATIENCE_S
 
 Connect = Callable[..., Client]
 MANY = 2_000
+ROOT = Path(__file__).parents[3]
 SENDS = """
 import sys, txmq
 client = txmq.connect(sys.argv[1], service="orders")
@@ -52,11 +53,12 @@ reactor.callWhenRunning(send)
 reactor.run()
 """
 SENDS_TO_A_STOPPED_BROKER = """
-import os, signal, sys, txmq
+import sys, txmq
+from tests.freezing import freeze
 client = txmq.connect(sys.argv[1], service="orders", timeout=120)
 client.send(sys.argv[2], b"stored")
 client.send("t-other", b"stored")
-os.kill(int(sys.argv[3]), signal.SIGSTOP)
+freeze(int(sys.argv[3]))
 for topic in (sys.argv[2], sys.argv[2], "t-other"):
     client.send_async(topic, b"unsent")
 """
@@ -70,6 +72,7 @@ def run(source: str, *arguments: object) -> str:
         text=True,
         timeout=PATIENCE_S,
         check=True,
+        cwd=ROOT,
     )
     return ended.stderr
 

@@ -19,6 +19,7 @@ import pytest
 
 import txmq
 from tests.client.real import RealBroker
+from tests.freezing import freeze
 from txmq.client.blocking.client import Client
 from txmq.client.blocking.sender.spooling import SpoolingSender
 from txmq.client.protocol.sender import spool_drain
@@ -110,7 +111,7 @@ def test_a_silent_broker_is_one_that_does_not_answer(
     topic = topic_of(own_broker, connect, "silent", 1)
     client = connect(own_broker.url, spool=spools, timeout=2.0)
     client.send(topic, b"00", key="k")
-    os.kill(own_broker.pid, signal.SIGSTOP)
+    freeze(own_broker.pid)
     receipts = [client.send(topic, b"%02d" % n, key="k") for n in range(1, 30)]
     assert all(receipt.spooled for receipt in receipts)
     assert client.stats.connections == 1

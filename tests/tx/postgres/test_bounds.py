@@ -14,6 +14,7 @@ from unittest.mock import patch
 import pytest
 from psycopg2 import OperationalError, extensions
 
+from tests.freezing import freeze
 from tests.tx.postgres.support import LOG, blocked_thread, check_of, new_token, producer, rows
 from txmq.model.message import Decision
 from txmq.testing.postgres_server import PostgresServer
@@ -92,7 +93,7 @@ def test_a_session_over_the_tables_holds_up_no_call_for_long(
 def stopped(*pids: int) -> Iterator[None]:
     """Stop processes for the block, in which statements have little time."""
     for pid in pids:
-        os.kill(pid, signal.SIGSTOP)
+        freeze(pid)
     try:
         with patch.multiple(bounds, STATEMENT_S=0.1, CANCELLED_WITHIN_S=0.3):
             yield

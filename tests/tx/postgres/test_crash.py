@@ -13,6 +13,7 @@ from pathlib import Path
 import psycopg2
 import pytest
 
+from tests.freezing import freeze
 from tests.tx.postgres.support import LOG, check_of, new_token, producer, rows, xid_of
 from txmq.errors import InDoubt
 from txmq.model.message import Decision
@@ -30,7 +31,7 @@ def hold_back_the_wal(server: OwnServer) -> int:
         server.dsn(), "SELECT pid FROM pg_stat_activity WHERE backend_type = 'walwriter'"
     )
     pid = int(str(found))
-    os.kill(pid, signal.SIGSTOP)
+    freeze(pid)
     return pid
 
 

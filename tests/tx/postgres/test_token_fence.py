@@ -31,22 +31,24 @@ class Mistaken:
 
     def __init__(self, dsn: str, rule: Callable[[Connection, Check], Decision]) -> None:
         self._dsn, self._rule = dsn, rule
-        self._connection = connect(dsn, application_name="mistaken")
+        self._connection: Connection | None = None
 
     def resolve(self, checks: Sequence[Check]) -> list[Answer]:
         return [Answer(self._decide(check)) for check in checks]
 
     def close(self) -> None:
-        self._connection.close()
+        if self._connection is not None:
+            self._connection.close()
 
     def _decide(self, check: Check) -> Decision:
         try:
+            if self._connection is None or self._connection.closed:
+                self._connection = connect(self._dsn, application_name="mistaken")
             return self._rule(self._connection, check)
         except (DatabaseError, psycopg2.Error):
-            if not self._connection.closed:
+            if self._connection is not None and not self._connection.closed:
                 raise
-            self._connection = connect(self._dsn, application_name="mistaken")
-            return Decision.UNKNOWN
+            return Decision.UNKNOWN  # its backend was killed
 
 
 def without_fence(connection: Connection, check: Check) -> Decision:

@@ -1,8 +1,9 @@
 """A race of producers, resolvers and killed backends for the same tokens.
 
-Half of the producers store the bundle before the token row, half after it. Some pause
-in between, some roll back. Resolvers ask about each bundle as soon as it is stored,
-long before a broker would. The tokens cross the edge of a partition.
+Half of the bundles are stored before the token row, half after it. Some producers pause
+in between, and some of these until a resolver asks: so it meets open transactions on a
+busy machine as well. Some roll back. Resolvers ask about each bundle as soon as it is
+stored, long before a broker would. The tokens cross the edge of a partition.
 """
 
 from __future__ import annotations
@@ -29,7 +30,9 @@ from txmq.tx.postgres.resolver import Answer, Check
 from txmq.tx.postgres.session import Connection, connect
 
 ASKED_AT_ONCE = 20
+UNDECIDED = 100  # bundles for which resolvers have time, however slow they are
 PAUSES_S = (0, 0, 0.003, 0.02)  # between the steps of a producer, for resolvers
+ASKED, ANSWERED = "asked", "answered"  # a pause until a resolver does so, or has done so
 
 
 class Resolver(Protocol):
@@ -56,7 +59,8 @@ class Race:
     flipped: set[UUID] = field(default_factory=set)
     reported: dict[UUID, str] = field(default_factory=dict)  # by guarded_commit
     counts: Counter[str] = field(default_factory=Counter)
-    lock: threading.Lock = field(default_factory=threading.Lock)
+    reached: set[tuple[UUID, str]] = field(default_factory=set)  # who was asked, and answered
+    lock: threading.Condition = field(default_factory=threading.Condition)  # of `reached`, too
     stop: threading.Event = field(default_factory=threading.Event)
     stored: threading.Event = field(default_factory=threading.Event)  # no bundle comes any more
     drained_by: float = 0.0
@@ -66,12 +70,11 @@ class Race:
         seconds: float,
         *,
         at_least: Mapping[str, int] | None = None,
-        limit: float = PATIENCE_S,
     ) -> None:
         """Run producers for `seconds`, and until the counts are `at_least` so many.
 
-        They stop after `limit`, or when something is wrong. Resolvers go on until every
-        bundle is decided.
+        They stop when something is wrong, and when no count that is too small has grown
+        for PATIENCE_S. Resolvers go on until every bundle is decided.
         """
         rows(self.dsn, "CREATE TABLE business (tok uuid PRIMARY KEY)")
         self._create_edge(seconds / 2)
@@ -80,15 +83,18 @@ class Race:
         readers = [threading.Thread(target=self._resolve, args=(seed,)) for seed in range(2)]
         for thread in (*writers, *readers):
             thread.start()
-        began = time.monotonic()
-        while (spent := time.monotonic() - began) < limit and not self.wrong():
-            if spent >= seconds and all(
-                self.counts[name] >= least for name, least in (at_least or {}).items()
-            ):
+        began = grown_at = time.monotonic()
+        lacking = self._lacking(at_least)
+        while not self.wrong() and (now := time.monotonic()) - grown_at < PATIENCE_S:
+            if (still := self._lacking(at_least)) != lacking:
+                lacking, grown_at = still, now
+            if not lacking and now - began >= seconds:
                 break
             self.stop.wait(0.1)
         self.drained_by = time.monotonic() + PATIENCE_S
-        self.stop.set()
+        with self.lock:
+            self.stop.set()
+            self.lock.notify_all()
         for thread in writers:
             thread.join()
         self.stored.set()
@@ -125,6 +131,11 @@ class Race:
         with self.lock:
             return self.lost() | self.phantoms() | self.flipped
 
+    def _lacking(self, at_least: Mapping[str, int] | None) -> int:
+        """Return by how many the counts are too small."""
+        least = (at_least or {}).items()
+        return sum(max(0, wanted - self.counts[name]) for name, wanted in least)
+
     def _decided(self, decision: Decision) -> set[UUID]:
         return {token for token, found in self.decisions.items() if found is decision}
 
@@ -151,6 +162,7 @@ class Race:
         chance, decider = random.Random(seed), identity_of(self.dsn)
         connection = self._connected()
         while not self.stop.is_set():
+            self._wait(lambda: len(self.bundles) - len(self.decisions) < UNDECIDED)
             token = new_token()
             try:
                 self._transaction(connection, chance, Check(token, LOG, decider, None, 1))
@@ -177,18 +189,36 @@ class Race:
             check = check._replace(xid=int(xid))
         if chance.random() < 0.5:
             self._store(check)
-            time.sleep(chance.choice(PAUSES_S))
+            self._pause(chance, check, ASKED, ANSWERED)
             insert_token(connection, check.token, [LOG, OTHER_LOG])
         else:
             insert_token(connection, check.token, [LOG, OTHER_LOG])
             self._store(check)
-        time.sleep(chance.choice(PAUSES_S))
+        self._pause(chance, check, ASKED)
         if chance.random() < 0.1:
             connection.rollback()
             self.reported[check.token] = "not done"
         else:
             guarded_commit(connection, check.token)
             self.reported[check.token] = "committed"
+
+    def _pause(self, chance: random.Random, check: Check, *until: str) -> None:
+        """Sleep, or wait for what a resolver does."""
+        pauses: tuple[float | str, ...] = (*PAUSES_S, *until)
+        if not isinstance(pause := chance.choice(pauses), str):
+            time.sleep(pause)
+            return
+        self._wait(lambda: (check.token, pause) in self.reached)
+
+    def _wait(self, condition: Callable[[], bool]) -> None:
+        """Wait until resolvers have brought it about."""
+        with self.lock:
+            self.lock.wait_for(lambda: condition() or self.stop.is_set(), PATIENCE_S)
+
+    def _reach(self, checks: list[Check], what: str) -> None:
+        with self.lock:
+            self.reached |= {(check.token, what) for check in checks}
+            self.lock.notify_all()
 
     def _store(self, check: Check) -> None:
         with self.lock:
@@ -199,7 +229,9 @@ class Race:
         while not self.stored.is_set() or (self.undecided() and time.monotonic() < self.drained_by):
             waiting = self.undecided()
             asked = chance.sample(waiting, min(len(waiting), ASKED_AT_ONCE))
+            self._reach(asked, ASKED)
             self._note(asked, resolver.resolve(asked) if asked else [])
+            self._reach(asked, ANSWERED)
             time.sleep(0.002)
         resolver.close()
 
