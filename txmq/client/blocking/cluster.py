@@ -462,7 +462,7 @@ class Cluster(TypedTopicCalls, OneBrokerCalls):
         the beginning.
         """
         names = topics if isinstance(topics, str) else list(topics)
-        readers = Readers(lambda: self._brokers.answered, name, names, offsets, start)
+        readers = Readers(self._brokers, name, names, offsets, start)
         open_reader(readers)
         return readers
 
