@@ -71,10 +71,11 @@ class Exchange:
         if self._connection is None:
             return
         self._since = self._since or now
-        if now - self._since >= EXCHANGE_S * SECOND and self._connection.sock is not None:
+        sock = self._connection.sock  # its thread may take it away at any time
+        if now - self._since >= EXCHANGE_S * SECOND and sock is not None:
             self.is_over = True
             with suppress(OSError):  # it has ended by itself
-                self._connection.sock.shutdown(SHUT_RDWR)
+                sock.shutdown(SHUT_RDWR)
 
 
 def send(receiver: WebhookSettings | MailSettings, notice: Notice, exchange: Exchange) -> None:
