@@ -154,6 +154,12 @@ def test_a_receiver_that_does_not_answer_keeps_no_other_waiting() -> None:
     ("form", "beginning", "settings"),
     [
         ("webhook", b"HTTP/1.1 2", {"url": "http://127.0.0.1:{}/"}),
+        ("webhook", b"\x16\x03\x03", {"url": "https://127.0.0.1:{}/"}),
+        (
+            "mail",
+            b"\x16\x03\x03",
+            {"host": "127.0.0.1", "encryption": "tls", "sender": "a@b", "to": ["c@b"]},
+        ),
         (
             "mail",
             b"220 her",
