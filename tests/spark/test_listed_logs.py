@@ -255,6 +255,17 @@ def test_a_log_that_is_listed_no_more_is_waited_for_elsewhere(logs: list[BrokerT
         assert place.link.patient
 
 
+def test_a_log_that_an_old_list_has_need_not_be_there(logs: list[BrokerThread]) -> None:
+    send(logs[0], 0)
+    send(logs[1], 10)
+    add_logs(logs[0], logs[1], together=True)
+    add_logs(logs[0], logs[2], together=False)
+    remove(logs[0], logs[2])  # of which the other was not told
+    logs[2].stop()
+    found = read_all({"url": logs[1].url, "topic": TOPIC})
+    assert sorted(body for _log, body in found) == sorted(texts(0, 10))
+
+
 def test_a_query_of_spark_goes_on_with_a_log_that_is_added(
     spark: SparkSession, logs: list[BrokerThread], tmp_path: Path
 ) -> None:

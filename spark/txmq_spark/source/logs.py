@@ -105,7 +105,11 @@ class Logs(AbstractContextManager["Logs"]):
         own = {first.meet(): LogPlace(first, listed=False)}
         while self._brokers.version != version:  # others may know a later list
             version, listed = self._brokers.version, self._brokers.listed
-            found = own | {link.meet(): LogPlace(link, one.addresses) for one, link in listed}
+            found = own.copy()
+            for one, link in listed:
+                found[link.meet()] = LogPlace(link, one.addresses)
+                if self._brokers.version != version:
+                    break  # the rest may be gone
         if not self.are_several:
             return [LogPlace(first)]
         return [one for one in found.values() if one.listed or begins]

@@ -58,8 +58,8 @@ class Readers(Receiving):
         try:
             for reader in self._readers:
                 await reader.open()
-            for core in self._found.present:
-                if core not in self._joined:  # listed with the others, which have told of it
+            for core in self._found.cores:  # they become more, and a later list may have fewer
+                if core not in self._joined and core in self._found.present:
                     with suppress(UnknownTopic):  # so each message comes later than the reader
                         await self._join(core, self._start)
         except BaseException:

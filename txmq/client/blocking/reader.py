@@ -381,8 +381,8 @@ class Readers(BlockingReader):
 
     def _open(self) -> None:
         super()._open()
-        for core in self._found.present:
-            if core not in self._joined:  # listed with the others, which have told of it
+        for core in self._found.cores:  # they become more, and a later list may have fewer
+            if core not in self._joined and core in self._found.present:
                 with suppress(UnknownTopic):  # so each message comes later than the reader
                     self._join(core, self._start)
 
