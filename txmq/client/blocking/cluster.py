@@ -74,7 +74,7 @@ T = TypeVar("T")
 Send = Callable[[Client, int | None, float], T]  # at a broker, to a partition, within seconds
 
 
-class _Stated(ClusterCalls[ClientAtOnce]):
+class _Awaited(ClusterCalls[ClientAtOnce]):
     """The calls as all faces have them."""
 
     def __init__(self, cluster: Cluster, routing: Routing) -> None:
@@ -123,7 +123,7 @@ class Cluster(TypedTopicCalls, OneBrokerCalls):
         )
         self._cores: Sequence[BlockingCore] = self._brokers.cores
         self.clients = tuple(map(Client, self._cores))
-        self._awaited = _Stated(self, self._routing)
+        self._awaited = _Awaited(self, self._routing)
         tell_after_fork(self._brokers)
 
     def _new_core(self, url: str | Addresses) -> BlockingCore:

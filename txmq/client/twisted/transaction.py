@@ -26,7 +26,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class HasStated(Protocol):
+class HasAwaited(Protocol):
     """A client on Twisted."""
 
     @property
@@ -85,7 +85,7 @@ class Transaction(TwistedOperations):
 
     set_rollback_only = at_once(transaction.Transaction.set_rollback_only)
 
-    def at(self, client: HasStated) -> Deferred[TwistedOperations]:
+    def at(self, client: HasAwaited) -> Deferred[TwistedOperations]:
         """Return the same transaction at another client's broker, to send and ack
         there.
 
