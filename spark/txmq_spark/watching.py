@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from operator import methodcaller
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import pyarrow as pa
@@ -28,8 +29,7 @@ from txmq_spark.landing import LANDING_ID, LARGEST_ID
 from txmq_spark.session.hadoop_files import Directory
 from txmq_spark.session.query_errors import job_errors
 from txmq_spark.session.query_run import clear_unplanned, run_query
-from txmq_spark.source.broker_link import BrokerLink
-from txmq_spark.source.logs import Logs
+from txmq_spark.source.logs import Logs, of_group
 from txmq_spark.source.options import ReadOptions
 from txmq_spark.source.writing import QUERY_PROPERTY, QueryBatch, batch_job_name
 
@@ -151,11 +151,15 @@ def _messages(spark: SparkSession, options: WatchOptions) -> DataFrame:
 
 
 def groups_of_topics(url: str, groups: Iterable[str]) -> dict[str, list[str]]:
-    """Return the groups by the topics that they consume. Raises UnknownGroup."""
+    """Return the groups by the topics that they consume. Raises UnknownGroup for one
+    that no log has.
+    """
     found: dict[str, list[str]] = {}
-    with BrokerLink(url) as link:
+    with Logs(ReadOptions(url)) as logs:
+        places = logs.places()
         for group in groups:
-            for topic in link.call("group.show", group=group)["topics"]:
+            shown = of_group(places, methodcaller("call", "group.show", group=group))
+            for topic in sorted({topic for _link, one in shown for topic in one["topics"]}):
                 found.setdefault(topic, []).append(group)
     return found
 
@@ -262,18 +266,13 @@ class AgeWatch:
         """
         rules = self._options.rules
         select = {"died_before": max(0, int(time.time() * SECOND) - rules.age)}
-        found: list[tuple[str, Alert]] = []
-        unknown: list[UnknownGroup] = []
         with Logs(ReadOptions(self._options.url, letters=(group,))) as logs:
-            places = logs.places()
-            for place in places:
-                try:
-                    listed = place.link.call("dlq.list", group=group, select=select, limit=1)
-                except UnknownGroup as error:
-                    unknown.append(error)
-                    continue
-                alerts = old_letters(group, listed["letters"], rules)
-                found += [(place.link.log_id, one) for one in alerts]
-        if len(unknown) == len(places):
-            raise unknown[0]
-        return found
+            listed = of_group(
+                logs.places(),
+                lambda link: link.call("dlq.list", group=group, select=select, limit=1),
+            )
+            return [
+                (link.log_id, alert)
+                for link, reply in listed
+                for alert in old_letters(group, reply["letters"], rules)
+            ]

@@ -298,6 +298,10 @@ def test_a_mapping_with_a_version_is_read_before_there_is_a_session(
     path.write_text('version = "body:version"', "utf-8")
     with pytest.raises(ConfigError, match="header:NAME"):
         read_mapping(path)
+    deep = tmp_path / "shop.json"
+    deep.write_text("[" * 100_000, "utf-8")
+    with pytest.raises(ConfigError, match="nested too deeply"):
+        read_mapping(deep)
 
 
 def test_an_invalid_path_fails_or_finds_no_version(spark: SparkSession) -> None:

@@ -25,7 +25,11 @@ from txmq_spark.database.mapping import BusinessTable, Mapping
 from txmq_spark.plan.rules import LetterClass
 from txmq_spark.reconcile import ReconcileOptions, reconciled
 from txmq_spark.replay import ReplayOptions, expected, replay
+from txmq_spark.source.logs import Logs, survey_removed
+from txmq_spark.source.message_reading import message_look
 from txmq_spark.source.offset_ranges import DataLoss
+from txmq_spark.source.options import ReadOptions
+from txmq_spark.watching import groups_of_topics
 
 TOPIC = "orders"
 
@@ -226,6 +230,40 @@ def test_letters_of_all_logs_come_with_their_logs(logs: list[BrokerThread]) -> N
         assert driver.step() == [b"2"]
         assert driver.step() == []
     assert letters() == sorted((log_id(one), b"%d" % n) for n, one in enumerate(logs))
+
+
+def test_a_watch_takes_the_topics_of_a_group_from_all_logs(logs: list[BrokerThread]) -> None:
+    add_logs(logs[0], logs[1], together=True)
+    let_die_at(logs[1])
+    assert groups_of_topics(logs[0].url, ["billing"]) == {TOPIC: ["billing"]}
+    let_die_at(logs[0])
+    assert groups_of_topics(logs[0].url, ["billing"]) == {TOPIC: ["billing"]}
+    with pytest.raises(UnknownGroup):
+        groups_of_topics(logs[0].url, ["nobody"])
+
+
+def test_a_log_that_is_listed_no_more_is_waited_for_elsewhere(logs: list[BrokerThread]) -> None:
+    options = ReadOptions(logs[0].url, (TOPIC,))
+    send(logs[0], 0)
+    with Logs(options) as found:
+        [place] = found.places()
+        removed = found.removed(place.link.log_id, "")
+        assert removed is not None
+        assert removed.link is place.link, "that of the URL, which has to be there"
+        [survey] = survey_removed(removed, message_look(options))
+        assert survey.survey.ends()[TOPIC, 0] == 1
+        assert place.link.patient
+
+
+def test_a_log_that_an_old_list_has_need_not_be_there(logs: list[BrokerThread]) -> None:
+    send(logs[0], 0)
+    send(logs[1], 10)
+    add_logs(logs[0], logs[1], together=True)
+    add_logs(logs[0], logs[2], together=False)
+    remove(logs[0], logs[2])  # of which the other was not told
+    logs[2].stop()
+    found = read_all({"url": logs[1].url, "topic": TOPIC})
+    assert sorted(body for _log, body in found) == sorted(texts(0, 10))
 
 
 def test_a_query_of_spark_goes_on_with_a_log_that_is_added(

@@ -17,8 +17,15 @@ from txmq.errors import ConfigError
 from txmq_spark.source.arrow_messages import OffsetRange
 from txmq_spark.source.broker_link import BrokerLink
 from txmq_spark.source.logs import LogPlace, Surveyed
-from txmq_spark.source.message_stream import MessageStream
-from txmq_spark.source.offset_ranges import DataLoss, LogName, Survey, TopicBounds, report_losses
+from txmq_spark.source.message_stream import MessageStream, _uncounted
+from txmq_spark.source.offset_ranges import (
+    DataLoss,
+    LogName,
+    Loss,
+    Survey,
+    TopicBounds,
+    report_losses,
+)
 from txmq_spark.source.options import parse_read_options
 from txmq_spark.source.stream_progress import (
     Progress,
@@ -103,6 +110,13 @@ def test_progress_goes_to_its_log_and_that_of_a_log_that_is_gone_is_lost() -> No
     assert paired([old, gone], [a, c]).present == [old, gone], "c took the place of b"
     assert paired([old], [c, a]) == ([Progress(c, {}, {}), old], [], [])
     assert paired([old, left], [a, c]).present == [old, left], "it is listed again"
+
+
+def test_messages_that_are_skipped_in_one_place_of_several_logs_are_counted_once_each() -> None:
+    losses = [Loss("orders/0", "removed", 5), Loss("orders/0", "removed", 3), Loss("all", "gone")]
+    planned = progress(9)._replace(skipped={"orders/0": 5})
+    assert _uncounted(losses, [progress(0)], [planned]) == [Loss("orders/0", "removed", 3)]
+    assert _uncounted(losses, [planned], [progress(9)]) == losses[:2], "as of a log that is gone"
 
 
 def test_a_limit_is_shared_by_the_logs() -> None:

@@ -10,12 +10,12 @@ from uuid import UUID
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 
-from txmq.errors import UnknownGroup, UnknownTopic
+from txmq.errors import UnknownTopic
 from txmq.model.schemas.bodies import CONTENT_TYPE, mistake_in
 from txmq_spark.source.arrow_letters import letter_batches, letter_state
 from txmq_spark.source.broker_link import BrokerLink
 from txmq_spark.source.letter_ranges import LetterRange, letter_tasks
-from txmq_spark.source.logs import LogPlace, Logs, LogTask, with_log
+from txmq_spark.source.logs import LogPlace, Logs, LogTask, of_group, with_log
 from txmq_spark.source.options import ReadOptions
 from txmq_spark.source.pushed_filters import PushedLetters, push_letter_filters
 
@@ -45,18 +45,9 @@ class LetterReader(DataSourceReader):
         self, places: Sequence[LogPlace], group: str, least: int
     ) -> list[tuple[BrokerLink, LetterRange]]:
         """Return the tasks for a group. Raises UnknownGroup where no log has it."""
-        found: list[tuple[BrokerLink, LetterRange]] = []
-        unknown: list[UnknownGroup] = []
-        for place in places:
-            try:
-                tasks = letter_tasks(place.link, group, self._options.states, self._pushed, least)
-            except UnknownGroup as error:
-                unknown.append(error)
-            else:
-                found += [(place.link, task) for task in tasks]
-        if len(unknown) == len(places):
-            raise unknown[0]
-        return found
+        states, pushed = self._options.states, self._pushed
+        found = of_group(places, lambda link: letter_tasks(link, group, states, pushed, least))
+        return [(link, task) for link, tasks in found for task in tasks]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         task: LogTask | None = partition.value

@@ -9,19 +9,27 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from types import TracebackType
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 from uuid import UUID
 
 import pyarrow as pa
 
 from txmq.client.protocol.address import Addresses, node_address
 from txmq.client.protocol.sender.brokers import Brokers
-from txmq.errors import BrokerUnavailable, ConfigError, ConnectionLost, LogChanged, RequestTimeout
+from txmq.errors import (
+    BrokerUnavailable,
+    ConfigError,
+    ConnectionLost,
+    LogChanged,
+    RequestTimeout,
+    UnknownGroup,
+)
 from txmq_spark.source.broker_link import BrokerLink
 from txmq_spark.source.broker_urls import url_at
 from txmq_spark.source.offset_ranges import Survey
 from txmq_spark.source.options import ReadOptions
 
+T = TypeVar("T")
 LOG: Final = pa.field("log", pa.string())  # the column
 Read = Callable[[Sequence[str]], Iterator[pa.RecordBatch]]  # of columns
 Look = Callable[[BrokerLink, bool], Survey]  # some of what is asked for may be missing
@@ -97,7 +105,11 @@ class Logs(AbstractContextManager["Logs"]):
         own = {first.meet(): LogPlace(first, listed=False)}
         while self._brokers.version != version:  # others may know a later list
             version, listed = self._brokers.version, self._brokers.listed
-            found = own | {link.meet(): LogPlace(link, one.addresses) for one, link in listed}
+            found = own.copy()
+            for one, link in listed:
+                found[link.meet()] = LogPlace(link, one.addresses)
+                if self._brokers.version != version:
+                    break  # the rest may be gone
         if not self.are_several:
             return [LogPlace(first)]
         return [one for one in found.values() if one.listed or begins]
@@ -118,10 +130,7 @@ class Logs(AbstractContextManager["Logs"]):
             return None
         known = {str(link.known_log_id): link for link in (*self._brokers.cores, *self._unlisted)}
         link = known.get(log_id) or self._link_to(log_id, at)
-        if link is None:
-            return None
-        link.patient = False  # its machine may be gone
-        return LogPlace(link, at, listed=False)
+        return None if link is None else LogPlace(link, at, listed=False)
 
     def _link_to(self, log_id: str, at: str) -> BrokerLink | None:
         addresses = Addresses(filter(None, map(node_address, at.split(","))))
@@ -158,11 +167,34 @@ def survey_all(
 
 
 def survey_removed(place: LogPlace, look: Look) -> list[Surveyed]:
-    """Return what a log has that is listed no more, if it answers."""
+    """Return what a log has that is listed no more, if it answers at once: its machine
+    may be gone.
+    """
+    place.link.patient = False
     try:
         return [Surveyed(place, look(place.link, True))]
     except (BrokerUnavailable, ConnectionLost, RequestTimeout, LogChanged):
         return []
+    finally:  # it may be listed again, or be the one of the URL
+        place.link.patient = True
+
+
+def of_group(
+    places: Sequence[LogPlace], ask: Callable[[BrokerLink], T]
+) -> list[tuple[BrokerLink, T]]:
+    """Return the answers about a group, of the logs that have it. Raises UnknownGroup
+    where none has.
+    """
+    found: list[tuple[BrokerLink, T]] = []
+    unknown: list[UnknownGroup] = []
+    for place in places:
+        try:
+            found.append((place.link, ask(place.link)))
+        except UnknownGroup as error:
+            unknown.append(error)
+    if not found:
+        raise unknown[0]
+    return found
 
 
 def require_one_log(places: Sequence[LogPlace], given: Mapping[str, Any]) -> None:

@@ -339,8 +339,10 @@ def _uncounted(
         counted.update(one.skipped)
     for one in start:
         counted.subtract(one.skipped)
-    return [
-        loss._replace(messages=loss.messages - counted[loss.place])
-        for loss in losses
-        if loss.messages is not None and loss.messages > counted[loss.place]
-    ]
+    left: list[Loss] = []
+    for loss in losses:
+        known = max(0, min(counted[loss.place], loss.messages or 0))
+        counted[loss.place] -= known  # several logs have this place
+        if loss.messages is not None and loss.messages > known:
+            left.append(loss._replace(messages=loss.messages - known))
+    return left

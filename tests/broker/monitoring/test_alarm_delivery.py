@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from http.client import HTTPConnection
 from itertools import pairwise
 from queue import Queue
+from socket import socket
 from threading import Thread
-from typing import Any
+from typing import Any, cast
 from urllib.error import HTTPError
 
 import pytest
@@ -152,6 +154,12 @@ def test_a_receiver_that_does_not_answer_keeps_no_other_waiting() -> None:
     ("form", "beginning", "settings"),
     [
         ("webhook", b"HTTP/1.1 2", {"url": "http://127.0.0.1:{}/"}),
+        ("webhook", b"\x16\x03\x03", {"url": "https://127.0.0.1:{}/"}),
+        (
+            "mail",
+            b"\x16\x03\x03",
+            {"host": "127.0.0.1", "encryption": "tls", "sender": "a@b", "to": ["c@b"]},
+        ),
         (
             "mail",
             b"220 her",
@@ -195,6 +203,25 @@ def test_a_receiver_whose_answer_does_not_end_is_left(
 
         wait_until(is_left)
     assert repr(ended.get()) == "TimeoutError('no whole answer within 30 s')"
+
+
+def test_an_exchange_may_end_by_itself_while_it_is_bounded() -> None:
+    class Ending:
+        """A connection that its thread closes after the first look at it."""
+
+        def __init__(self, *socks: socket) -> None:
+            self.socks = [*socks]
+
+        @property
+        def sock(self) -> socket | None:
+            return self.socks.pop() if self.socks else None
+
+    exchange = Exchange()
+    with socket() as sock:
+        exchange.take(cast("HTTPConnection", Ending(sock)))
+        exchange._since = SECOND
+        exchange.bound(SECOND + round(EXCHANGE_S * SECOND))
+    assert exchange.is_over
 
 
 def test_other_settings_change_the_receivers_and_forget_no_other() -> None:

@@ -8,7 +8,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from threading import Event, Thread
 from typing import Any
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import pytest
 
@@ -18,6 +18,7 @@ from tests.client.faces.face import Face
 from tests.client.listed import BY, add_logs, ask, stored
 from txmq.client.aio import readers as aio_readers
 from txmq.client.blocking import reader as blocking_reader
+from txmq.client.protocol.offsets import Offsets
 from txmq.errors import UnknownTopic
 from txmq.model.keys import partition_of
 from txmq.model.message import ReceivedMessage
@@ -104,6 +105,44 @@ async def test_a_reader_reads_a_log_that_is_added_and_goes_on_there(
         message = await reader.receive(PATIENCE_S)
         assert message is not None
         assert message.body == b"after"
+
+
+async def test_a_reader_begins_at_its_start_in_each_log_that_is_listed_already(
+    face: Face, logs: list[BrokerThread], tmp_path: Path
+) -> None:
+    add_logs(logs[0], logs[1], together=True)
+    for one in logs[:2]:
+        await face.connect(one.url).send("orders", b"old")
+    cluster = face.connect([logs[0].url])  # which has not heard of the other
+    positions = txmq.FileOffsets(tmp_path / "positions")
+    async with await cluster.reader("audit", ["orders"], positions, start="last") as reader:
+        for one in logs[:2]:
+            await face.connect(one.url).send("orders", b"new")
+        for _ in logs[:2]:
+            message = await reader.receive(PATIENCE_S)
+            assert message is not None
+            assert message.body == b"new"
+
+
+async def test_a_store_that_fails_at_an_added_log_is_told(
+    face: Face, logs: list[BrokerThread], tmp_path: Path
+) -> None:
+    class Failing(txmq.FileOffsets):
+        def load(self, name: str, log_id: UUID) -> Offsets:
+            if name.endswith(added):
+                raise OSError("no room for another log")
+            return super().load(name, log_id)
+
+    added = ask(logs[1], "broker.show")["log_id"]
+    cluster = face.connect([logs[0].url])
+    await cluster.send("orders", b"here")
+    async with await cluster.reader("audit", ["orders"], Failing(tmp_path / "positions")) as reader:
+        message = await reader.receive(PATIENCE_S)
+        assert message is not None
+        assert message.body == b"here"
+        add_logs(logs[0], logs[1], together=True)
+        with pytest.raises(OSError, match="no room"):
+            await reader.receive(PATIENCE_S)
 
 
 async def test_a_reader_goes_on_where_an_added_log_refuses_it_and_tries_again(

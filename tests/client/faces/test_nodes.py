@@ -19,6 +19,7 @@ from txmq.errors import NotLeader
 from txmq.model.cluster import ClusterView, NodeView
 from txmq.testing.ports import free_port
 from txmq.wire.calls.registry import decode_call
+from txmq.wire.chunks import pack_chunks
 from txmq.wire.data_requests import Opcode
 from txmq.wire.frames import Frame
 from txmq.wire.hello import Hello
@@ -199,6 +200,31 @@ async def test_a_client_of_a_frozen_leader_asks_the_others_who_leads(
     assert all(sent in third.origins() for sent in origins_of(first, b"2"))  # it is known again
     await client.send(topic, b"3")
     assert greeted[-1] is third
+
+
+async def test_a_leader_may_freeze_after_others_than_a_request_were_answered(
+    face: Face, nodes: list[Node]
+) -> None:
+    first, second, third = nodes
+    client = face.connect(first.url, retries=ATTEMPTS - 1)
+    await client.send("orders", b"1")
+    third.others = lambda _frame: b"".join(pack_chunks([], next_offset=7))
+    first.frozen = {Opcode.READ}
+    reading = face.begin(end(client))
+    await face.until(lambda: has_been_asked(first, Opcode.READ), "the read is at the leader")
+    await client.send("orders", b"2")
+    first.frozen = EVERYTHING
+    third.take_over(second)
+    second.follow(third, first, second)
+    assert await reading == 7
+
+
+async def end(client: Any) -> int:
+    return int((await client.read("orders", 0, 0)).next_offset)
+
+
+def has_been_asked(node: Node, opcode: int) -> bool:
+    return any(frame.opcode == opcode for frame in node.frames)
 
 
 async def test_a_request_that_may_be_repeated_outlives_its_connection(

@@ -10,9 +10,10 @@ import ssl
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from email.message import EmailMessage
+from functools import partial
 from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from smtplib import SMTP, SMTP_SSL, SMTPException
-from socket import SHUT_RDWR
+from socket import SHUT_RDWR, socket
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.request import (
     HTTPHandler,
@@ -57,12 +58,28 @@ class Exchange:
 
     def __init__(self) -> None:
         self._connection: HTTPConnection | SMTP | None = None
+        self._encrypted: ssl.SSLSocket | None = None
         self._since = 0
         self.is_over = False
 
     def take(self, connection: HTTPConnection | SMTP) -> None:
         """Begin anew with a connection, which may not be open yet."""
-        self._connection, self._since = connection, 0
+        self._connection, self._encrypted, self._since = connection, None, 0
+
+    def tls(self) -> ssl.SSLContext:
+        """Return the context of a connection, which has no socket while it shakes
+        hands.
+        """
+        exchange = self
+
+        class Encrypted(ssl.SSLSocket):
+            def do_handshake(self, block: bool = False) -> None:  # noqa: FBT001, FBT002  # ssl's
+                exchange._encrypted = self  # of this class
+                super().do_handshake(block)
+
+        context = ssl.create_default_context()
+        context.sslsocket_class = Encrypted
+        return context
 
     def bound(self, now: int) -> None:
         """End it where it was begun too long ago: its thread fails. Called from time to
@@ -71,10 +88,12 @@ class Exchange:
         if self._connection is None:
             return
         self._since = self._since or now
-        if now - self._since >= EXCHANGE_S * SECOND and self._connection.sock is not None:
+        # Its thread may take it away at any time.
+        sock = self._encrypted or self._connection.sock
+        if now - self._since >= EXCHANGE_S * SECOND and sock is not None:
             self.is_over = True
             with suppress(OSError):  # it has ended by itself
-                self._connection.sock.shutdown(SHUT_RDWR)
+                socket.shutdown(sock, SHUT_RDWR)  # and leave TLS to its thread
 
 
 def send(receiver: WebhookSettings | MailSettings, notice: Notice, exchange: Exchange) -> None:
@@ -110,9 +129,9 @@ class _Http(HTTPHandler, HTTPSHandler):
         return self._open(HTTPConnection, req)
 
     def https_open(self, req: Request) -> HTTPResponse:
-        return self._open(HTTPSConnection, req)
+        return self._open(partial(HTTPSConnection, context=self._exchange.tls()), req)
 
-    def _open(self, kind: type[HTTPConnection], req: Request) -> HTTPResponse:
+    def _open(self, kind: Callable[..., HTTPConnection], req: Request) -> HTTPResponse:
         def opened(host: str, **options: Any) -> HTTPConnection:  # noqa: ANN401  # urllib's
             connection = kind(host, **options)
             self._exchange.take(connection)
@@ -231,7 +250,7 @@ def _mail(receiver: MailSettings, notice: Notice, exchange: Exchange) -> None:
     message["Subject"] = subject(notice)
     message["From"], message["To"] = receiver.sender, ", ".join(receiver.to)
     message.set_content("\n".join(lines(notice)) + "\n")
-    secure = ssl.create_default_context()
+    secure = exchange.tls()
     with (
         _TlsServer(exchange, receiver.host, receiver.port, timeout=TIMEOUT_S, context=secure)
         if receiver.encryption == "tls"

@@ -288,13 +288,11 @@ class Cluster(
         from its first message on. Raises BrokerUnavailable where a broker is away at
         the beginning.
         """
-        cores = self._brokers.answered
-        readers = Readers(cores, name, topics, offsets, start)
+        readers = Readers(self._brokers, name, topics, offsets, start)
         await readers.open()
         self._readers.add(readers)
-        for core in self._brokers.answered:
-            if core not in cores:  # found meanwhile
-                self._begin(readers.join_at(core))
+        for core in self._brokers.answered:  # one may have been found meanwhile
+            self._begin(readers.join_at(core))
         return readers
 
     def plan(self, name: str, broker: int = 0) -> ReplayPlan:

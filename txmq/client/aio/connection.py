@@ -98,15 +98,20 @@ class AioConnection(asyncio.BufferedProtocol):
 
     def doubt_after(self, seconds: float, reply: Future[bytes]) -> None:
         """Have the other nodes asked who leads, where nothing comes from this one for
-        so many seconds.
+        so many seconds while the reply is due.
         """
         if self.conversation.has_other_nodes:
-            timer = self._loop.call_later(seconds, self._doubt, self._loop.time())
+            now = self._loop.time()
+            timer = self._loop.call_later(seconds, self._doubt, seconds, now, reply)
             reply.add_done_callback(lambda _reply: timer.cancel())
 
-    def _doubt(self, since: float) -> None:
+    def _doubt(self, seconds: float, since: float, reply: Future[bytes]) -> None:
+        if reply.done():
+            return
         if self.last_received <= since:
             self.on_silence()
+        # Others were answered meanwhile, or it was busy: it may be frozen from here on.
+        self._loop.call_later(seconds, self._doubt, seconds, self._loop.time(), reply)
 
     def get_buffer(self, sizehint: int) -> memoryview:
         del sizehint

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
+from contextlib import suppress
 from typing import NoReturn, Self
 
 from txmq.client.aio.core import AioCore
@@ -11,8 +12,9 @@ from txmq.client.aio.reader import Reader, Receiving
 from txmq.client.log import get_logger
 from txmq.client.protocol.offsets import OffsetsByLog, OffsetStore
 from txmq.client.protocol.reader import REFRESH_S, ReaderStart, positions_of_one_broker
+from txmq.client.protocol.sender.brokers import Brokers
 from txmq.client.protocol.typed.bodies import Topics
-from txmq.errors import TxmqError
+from txmq.errors import TxmqError, UnknownTopic
 from txmq.model.message import ReceivedMessage
 from txmq.model.topic_partition import PartitionName
 
@@ -29,19 +31,24 @@ class Readers(Receiving):
 
     def __init__(
         self,
-        cores: Sequence[AioCore],
+        found: Brokers[AioCore],
         name: str,
         topics: Topics,
         store: OffsetStore,
         start: ReaderStart,
     ) -> None:
-        """Raises LocalProtocolError for an invalid name, start or topics."""
-        self._by_log = OffsetsByLog(store)
+        """`found` has the brokers to read, which become more.
+
+        Raises LocalProtocolError for an invalid name, start or topics.
+        """
+        self._found, self._joined = found, found.answered
+        self._by_log, self._start = OffsetsByLog(store), start
         self._topics = topics if isinstance(topics, str) else list(topics)
         self._name, self._turn = name, 0
         self._joining = asyncio.Lock()  # a store that is closed is not used again
-        self._readers = [self._reader_at(core, start) for core in cores]
-        self._store, self._core, self._loop = store, cores[0], cores[0].loop
+        self._readers = [self._reader_at(core, start) for core in self._joined]
+        self._store, self._core, self._loop = store, found.cores[0], found.cores[0].loop
+        self._failure: Exception | None = None
         self.closed = False
 
     def _reader_at(self, core: AioCore, start: ReaderStart) -> Reader:
@@ -51,6 +58,10 @@ class Readers(Receiving):
         try:
             for reader in self._readers:
                 await reader.open()
+            for core in self._found.cores:  # they become more, and a later list may have fewer
+                if core not in self._joined and core in self._found.present:
+                    with suppress(UnknownTopic):  # so each message comes later than the reader
+                        await self._join(core, self._start)
         except BaseException:
             await self.close()
             raise
@@ -64,17 +75,21 @@ class Readers(Receiving):
     async def _join_at(self, core: AioCore) -> bool:
         """Return whether there is no more to do."""
         async with self._joining:
-            if self.closed:
+            if self.closed or core in self._joined:
                 return True
-            reader = self._reader_at(core, "first")
             try:
-                await reader.open()
+                await self._join(core, "first")
             except TxmqError as error:
                 log.warning("reader.not_joined", reader=self.name, error=str(error))
                 return False
-            self._readers.append(reader)
+            except Exception as error:  # noqa: BLE001  # of the user's store
+                self._failure = error
         self._wake()
         return True
+
+    async def _join(self, core: AioCore, start: ReaderStart) -> None:
+        self._readers.append(await self._reader_at(core, start).open())
+        self._joined.append(core)
 
     @property
     def name(self) -> str:
@@ -97,6 +112,8 @@ class Readers(Receiving):
 
     def raise_failure(self) -> None:
         """Raise the error that ended a reader, if there is one."""
+        if self._failure is not None:
+            raise self._failure
         for reader in self._readers:
             reader.raise_failure()
 

@@ -391,7 +391,7 @@ class Cluster(TransactionCalls, TypedTopicCalls, OneBrokerCalls):
         the beginning.
         """
         names = topics if isinstance(topics, str) else list(topics)
-        readers = Readers(lambda: self._brokers.answered, name, names, offsets, start)
+        readers = Readers(self._brokers, name, names, offsets, start)
         open_reader(readers)
         return readers
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 import select
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import ExitStack
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import ExitStack, suppress
 from typing import NoReturn, Self
 
 from txmq.client.blocking.after_fork import forked, tell_after_fork
@@ -27,8 +27,9 @@ from txmq.client.protocol.reader import (
     ReaderState,
     positions_of_one_broker,
 )
+from txmq.client.protocol.sender.brokers import Brokers
 from txmq.client.protocol.typed.bodies import Topics
-from txmq.errors import ConnectionLost, OffsetOutOfRange, Throttled, TxmqError
+from txmq.errors import ConnectionLost, OffsetOutOfRange, Throttled, TxmqError, UnknownTopic
 from txmq.faces import run
 from txmq.model.durations import Duration, seconds_of
 from txmq.model.message import ReceivedMessage
@@ -190,8 +191,8 @@ class BrokerReader:
 class BlockingReader(ABC):
     """The calls that readers of one broker and of several have in common."""
 
-    def __init__(self, name: str, brokers: Sequence[BrokerReader], store: OffsetStore) -> None:
-        self._brokers, self._store = list(brokers), store
+    def __init__(self, name: str, readers: Sequence[BrokerReader], store: OffsetStore) -> None:
+        self._brokers, self._store = list(readers), store
         self._delivered: BrokerReader | None = None  # that of the last message
         self.name = name
         self.closed = self._forked = False
@@ -266,6 +267,11 @@ class BlockingReader(ABC):
         delivered, self._delivered = self._delivered, None
         if delivered is not None:
             delivered.state.mark_processed()
+
+    def _open(self) -> None:
+        """Load the positions. Raises UnknownTopic, LogChanged, and as a call does."""
+        for broker in self._brokers:
+            broker.open()
 
     def _join_found(self) -> None:  # noqa: B027  # a reader of one broker finds none
         """Read at brokers that were found since, too."""
@@ -355,40 +361,48 @@ class Readers(BlockingReader):
 
     def __init__(
         self,
-        answered: Callable[[], Sequence[BlockingCore]],
+        found: Brokers[BlockingCore],
         name: str,
         topics: Topics,
         store: OffsetStore,
         start: ReaderStart,
     ) -> None:
-        """`answered` returns the brokers to read, which become more.
+        """`found` has the brokers to read, which become more.
 
         Raises LocalProtocolError for an invalid name, start or topics.
         """
-        self._answered, self._joined = answered, list(answered())
-        self._topics, self._by_log = topics, OffsetsByLog(store)
+        self._found, self._joined = found, found.answered
+        self._topics, self._by_log, self._start = topics, OffsetsByLog(store), start
         self._join_after = 0.0
-        brokers = [self._reader_at(core, name, start) for core in self._joined]
-        super().__init__(name, brokers, store)
+        super().__init__(name, [self._reader_at(core, name, start) for core in self._joined], store)
 
     def _reader_at(self, core: BlockingCore, name: str, start: ReaderStart) -> BrokerReader:
         return BrokerReader(core, name, self._topics, self._by_log, start)
 
+    def _open(self) -> None:
+        super()._open()
+        for core in self._found.cores:  # they become more, and a later list may have fewer
+            if core not in self._joined and core in self._found.present:
+                with suppress(UnknownTopic):  # so each message comes later than the reader
+                    self._join(core, self._start)
+
     def _join_found(self) -> None:
         if time.monotonic() < self._join_after:
             return
-        for core in self._answered():
+        for core in self._found.answered:
             if core in self._joined:
                 continue
-            broker = self._reader_at(core, self.name, "first")
             try:
-                broker.open()
+                self._join(core, "first")
             except TxmqError as error:
                 log.warning("reader.not_joined", reader=self.name, error=str(error))
                 self._join_after = time.monotonic() + REFRESH_S
-            else:
-                self._joined.append(core)
-                self._brokers.append(broker)
+
+    def _join(self, core: BlockingCore, start: ReaderStart) -> None:
+        broker = self._reader_at(core, self.name, start)
+        broker.open()
+        self._joined.append(core)
+        self._brokers.append(broker)
 
     @property
     def positions(self) -> dict[PartitionName, int]:
@@ -403,8 +417,7 @@ class Readers(BlockingReader):
 def open_reader(reader: Reader | Readers) -> None:
     """Load the positions of a new reader, which is closed where that fails."""
     try:
-        for broker in reader._brokers:  # noqa: SLF001  # not the user's call
-            broker.open()
+        reader._open()  # noqa: SLF001  # not the user's call
     except BaseException:
         reader.close()
         raise

@@ -19,7 +19,7 @@ from txmq.client.blocking.connections.leader_search import LeaderSearch
 from txmq.client.blocking.connections.stream import NonBlockingConnection
 from txmq.client.log import get_logger
 from txmq.client.protocol.consumer.member import Member, MemberPhase
-from txmq.client.protocol.consumer.requests import DOUBT_S, Request
+from txmq.client.protocol.consumer.requests import DOUBT_S, REPLY_S, Request
 from txmq.client.protocol.conversation import Conversation, reply_payload
 from txmq.errors import (
     ConnectionLost,
@@ -156,15 +156,16 @@ class MemberThread:
         selector.register(self._wakes, selectors.EVENT_READ)
         selector.register(connection.socket, selectors.EVENT_READ)
         in_flight: dict[int, tuple[Request, float]] = {}
+        heard_at = time.monotonic()
         with self._changed:
-            self._member.connected(time.monotonic())
+            self._member.connected(heard_at)
         while not self._over:
             now = time.monotonic()
             self._send(connection, in_flight, now)
             events = selectors.EVENT_READ | (selectors.EVENT_WRITE if connection.unsent else 0)
             selector.modify(connection.socket, events)
             timeout = max(0.0, min(self._sleeps_until - now, CHECK_EVERY_S))
-            ready = {key.fileobj for key, _events in selector.select(timeout)}
+            ready = {key.fileobj: mask for key, mask in selector.select(timeout)}
             self._sleeps_until = 0.0
             if self._wakes in ready:
                 with suppress(BlockingIOError):
@@ -172,8 +173,10 @@ class MemberThread:
             if connection.socket in ready:
                 if connection.unsent:
                     connection.write()
+                if ready[connection.socket] & selectors.EVENT_READ:
+                    heard_at = time.monotonic()
                 self._receive(connection.read(), in_flight)
-            self._check_overdue(connection.conversation, in_flight)
+            self._check_overdue(connection.conversation, in_flight, heard_at)
 
     def _send(
         self,
@@ -212,14 +215,17 @@ class MemberThread:
             self._changed.notify_all()
 
     def _check_overdue(
-        self, conversation: Conversation, in_flight: dict[int, tuple[Request, float]]
+        self,
+        conversation: Conversation,
+        in_flight: dict[int, tuple[Request, float]],
+        heard_at: float,
     ) -> None:
         """Raise ConnectionLost where a reply is overdue, or another node proves that it
-        leads while one is due for long.
+        leads while one is due for long and nothing is heard.
         """
         now, due = time.monotonic(), min((due for _request, due in in_flight.values()), default=inf)
         if due < now:
             conversation.note_silence()
             raise ConnectionLost("the broker did not answer in time")
-        if due - DOUBT_S < now:
+        if max(due, heard_at + REPLY_S) - DOUBT_S < now:
             self._leader_search.ask(conversation, CONNECT_S)

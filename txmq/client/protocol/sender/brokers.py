@@ -69,6 +69,12 @@ class Brokers(Generic[C]):
         return [core for n, core in enumerate(self.cores) if n in self._answered]
 
     @property
+    def present(self) -> list[C]:
+        """The cores of brokers that have answered, and those of the logs listed."""
+        present = self._answered.union(self._placed.brokers)
+        return [core for n, core in enumerate(self.cores) if n in present]
+
+    @property
     def listed(self) -> list[tuple[ListedLog, C]]:
         """The logs of the list that is known, and the core of each."""
         listed, brokers = self._placed
