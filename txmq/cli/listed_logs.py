@@ -150,7 +150,9 @@ def copy_list(session: CommandSession, listed: dict[str, Any], **why: str) -> li
 
 
 def log_rows(session: CommandSession) -> list[dict[str, Any]]:
-    """Return the listed logs, and which version of the list each of them has."""
+    """Return the listed logs, which version of the list each of them has, and what is
+    wrong with it.
+    """
     rows = list[dict[str, Any]]()
     for log in session.client.call("cluster.describe")["logs"]["logs"]:
         version, error = None, ""
@@ -164,4 +166,8 @@ def log_rows(session: CommandSession) -> list[dict[str, Any]]:
             if described["log_id"] != log["log_id"]:
                 error = f"log {described['log_id']} is there"
         rows.append({**log, "drained": log["keys_to"] > 0, "version": version, "error": error})
+    latest = max((row["version"] or 0 for row in rows), default=0)
+    for row in rows:
+        if not row["error"] and row["version"] < latest:
+            row["error"] = "an older list: repeat txmq cluster add-log URL"
     return rows

@@ -112,11 +112,15 @@ def decide_remove(state: State, command: RemoveLog, now: int) -> Outcome | Rejec
     found = _find(state, command.own, command.log_id)
     if isinstance(found, Rejected):
         return found
-    if not found.is_drained or found is state.logs.logs[0]:
+    if found is state.logs.logs[0]:
+        return Rejected(
+            BadRequest, f"log {found.log_id} is the first one", "it keeps the list, and stays"
+        )
+    if not found.is_drained:
         return Rejected(
             BadRequest,
-            f"log {found.log_id} is not drained, or is the first one",
-            "the first one stays; of others: txmq cluster drain-log, and wait until it is empty",
+            f"log {found.log_id} is not drained",
+            f"drain it before: txmq cluster drain-log {found.log_id}",
         )
     topics = _topics_with_keys(state, found)
     if topics:

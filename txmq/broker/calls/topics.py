@@ -120,7 +120,7 @@ class TopicCalls:
         missing = [name for name in args.names if name not in known]
         similar = self._similar(call, missing[0]) if missing else ""
         if missing and not (args.create and self._settings.create_topics):
-            call.answer(rules.unknown_topic(missing[0], similar))
+            call.answer(rules.unknown_topic(self._engine.state, missing[0], similar))
             return
         replies: list[object] = []
         for name in missing:
@@ -178,7 +178,7 @@ class TopicCalls:
     def _show(self, call: CallContext, name: str) -> Steps[dict[str, Any] | Rejected]:
         topic = rules.find_topic(self._engine.state, name)
         if isinstance(topic, Rejected):
-            return rules.unknown_topic(name, self._similar(call, name))
+            return rules.unknown_topic(self._engine.state, name, self._similar(call, name))
         groups: list[str] = []
         for group in list(self._engine.state.groups.by_name.values()):
             if (topic.topic_id, 0) in group.positions:  # all partitions, or none
@@ -186,7 +186,7 @@ class TopicCalls:
             yield
         ends = yield from self._ends(topic)
         if topic.deleted:
-            return rules.unknown_topic(name)
+            return rules.unknown_topic(self._engine.state, name)
         fields = {
             "firsts": topic.start_offsets[: len(ends)],
             "ends": ends,

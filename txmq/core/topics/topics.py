@@ -138,7 +138,7 @@ def find_topic(state: State, name: str, partition: int = 0, epoch: int = 0) -> T
     """
     topic = state.topics.get(name)
     if topic is None:
-        return unknown_topic(name)
+        return unknown_topic(state, name)
     if epoch and epoch != topic.epoch:
         return Rejected(
             StaleTopic,
@@ -157,10 +157,11 @@ def find_topic(state: State, name: str, partition: int = 0, epoch: int = 0) -> T
     return topic
 
 
-def unknown_topic(name: str, similar: str = "") -> Rejected:
+def unknown_topic(state: State, name: str, similar: str = "") -> Rejected:
     """Refuse what is asked about a topic that is not there, or not any more."""
     message = f"there is no topic {name!r}"
-    hint = f"create it: txmq topic create {name}"
+    where = " at each listed log" if state.logs.logs else ""
+    hint = f"create it{where}: txmq topic create {name}"
     if similar:
         hint = f"did you mean {similar!r}? Else {hint}"
     return Rejected(UnknownTopic, message, hint, {"topic": name})
