@@ -29,7 +29,7 @@ from txmq_spark.session.hadoop_files import Directory
 from txmq_spark.session.query_errors import job_errors
 from txmq_spark.session.query_run import clear_unplanned, run_query
 from txmq_spark.source.broker_link import BrokerLink
-from txmq_spark.source.logs import Logs
+from txmq_spark.source.logs import Logs, ask_of_group
 from txmq_spark.source.options import ReadOptions
 from txmq_spark.source.writing import QUERY_PROPERTY, QueryBatch, batch_job_name
 
@@ -262,18 +262,11 @@ class AgeWatch:
         """
         rules = self._options.rules
         select = {"died_before": max(0, int(time.time() * SECOND) - rules.age)}
-        found: list[tuple[str, Alert]] = []
-        unknown: list[UnknownGroup] = []
+
+        def old(link: BrokerLink) -> list[Alert]:
+            listed = link.call("dlq.list", group=group, select=select, limit=1)
+            return old_letters(group, listed["letters"], rules)
+
         with Logs(ReadOptions(self._options.url, letters=(group,))) as logs:
-            places = logs.places()
-            for place in places:
-                try:
-                    listed = place.link.call("dlq.list", group=group, select=select, limit=1)
-                except UnknownGroup as error:
-                    unknown.append(error)
-                    continue
-                alerts = old_letters(group, listed["letters"], rules)
-                found += [(place.link.log_id, one) for one in alerts]
-        if len(unknown) == len(places):
-            raise unknown[0]
-        return found
+            found = ask_of_group(logs.places(), old)
+            return [(place.link.log_id, one) for place, alerts in found for one in alerts]
