@@ -29,7 +29,8 @@ from txmq_spark.landing import LANDING_ID, LARGEST_ID
 from txmq_spark.session.hadoop_files import Directory
 from txmq_spark.session.query_errors import job_errors
 from txmq_spark.session.query_run import clear_unplanned, run_query
-from txmq_spark.source.logs import Logs, of_group
+from txmq_spark.source.broker_link import BrokerLink
+from txmq_spark.source.logs import Logs, ask_of_group
 from txmq_spark.source.options import ReadOptions
 from txmq_spark.source.writing import QUERY_PROPERTY, QueryBatch, batch_job_name
 
@@ -158,8 +159,8 @@ def groups_of_topics(url: str, groups: Iterable[str]) -> dict[str, list[str]]:
     with Logs(ReadOptions(url)) as logs:
         places = logs.places()
         for group in groups:
-            shown = of_group(places, methodcaller("call", "group.show", group=group))
-            for topic in sorted({topic for _link, one in shown for topic in one["topics"]}):
+            shown = ask_of_group(places, methodcaller("call", "group.show", group=group))
+            for topic in sorted({topic for _place, one in shown for topic in one["topics"]}):
                 found.setdefault(topic, []).append(group)
     return found
 
@@ -266,13 +267,11 @@ class AgeWatch:
         """
         rules = self._options.rules
         select = {"died_before": max(0, int(time.time() * SECOND) - rules.age)}
+
+        def old(link: BrokerLink) -> list[Alert]:
+            listed = link.call("dlq.list", group=group, select=select, limit=1)
+            return old_letters(group, listed["letters"], rules)
+
         with Logs(ReadOptions(self._options.url, letters=(group,))) as logs:
-            listed = of_group(
-                logs.places(),
-                lambda link: link.call("dlq.list", group=group, select=select, limit=1),
-            )
-            return [
-                (link.log_id, alert)
-                for link, reply in listed
-                for alert in old_letters(group, reply["letters"], rules)
-            ]
+            found = ask_of_group(logs.places(), old)
+            return [(place.link.log_id, one) for place, alerts in found for one in alerts]

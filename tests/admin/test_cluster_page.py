@@ -54,12 +54,18 @@ def test_logs_that_have_topics_in_common_are_listed_with_what_may_be_done() -> N
     console.broker.ask("cluster.add_logs", logs=listed)
     assert "Nodes, logs 1, 2" in console.get("/").text
     page = console.get("/cluster").text
-    assert f"{own} this one a:7650 the first: it keeps the list" in page
+    assert f"{own} this one a:7650 in use; it keeps the list txmq cluster drain-log {own}" in page
     assert f"{second} b:1,c:2 in use txmq cluster drain-log {second}" in page
     console.broker.ask("cluster.drain_log", log_id=second)
     page = console.get("/cluster").text
     assert f"{second} b:1,c:2 drained" in page
     assert f"txmq cluster remove-log {second}" in page
+    third = {"log_id": str(UUID(int=3)), "addresses": "d:1"}
+    console.broker.ask("cluster.add_logs", logs=[third])
+    console.broker.ask("cluster.drain_log", log_id=own)
+    page = console.get("/cluster").text
+    assert f"{own} this one a:7650 drained" in page
+    assert f"txmq cluster remove-log {own}" not in page  # it stays
 
 
 def test_a_follower_shows_metrics_to_those_who_may_see_the_cluster() -> None:

@@ -75,6 +75,11 @@ def test_a_log_is_added_with_the_topics_of_the_first(logs: list[BrokerThread]) -
     assert [one["addresses"] for one in shown] == [one.url.removeprefix("txmq://") for one in logs]
     assert len({one["version"] for one in shown}) == 1
     assert reply("cluster", "logs", broker=first.url)["logs"] == shown
+    reply("topic", "create", "refunds", broker=first.url)
+    hint = "create it at each listed log: txmq topic create refunds"
+    assert hint in refused("topic", "show", "refunds", broker=second)
+    reply(*added, broker=first.url)  # it makes the topics that are new as well
+    reply("topic", "show", "refunds", broker=second.url)
 
 
 def test_a_command_that_was_cut_short_is_repeated(logs: list[BrokerThread]) -> None:
@@ -85,8 +90,11 @@ def test_a_command_that_was_cut_short_is_repeated(logs: list[BrokerThread]) -> N
     ask(first, "cluster.add_logs", logs=[added], **BY)  # and no copy was made
     shown = run("cluster", "logs", "--json", "--broker", first.url)
     assert shown.exit_code == 1
-    versions = [one["version"] for one in json.loads(shown.stdout)["logs"]]
+    rows = json.loads(shown.stdout)["logs"]
+    versions = [one["version"] for one in rows]
     assert versions[0] > versions[1] > versions[2] == 0
+    older = "an older list: repeat txmq cluster add-log URL"
+    assert [one["error"] for one in rows] == ["", older, older]
     reply("cluster", "add-log", third.url, broker=first.url)
     reply("cluster", "logs", broker=first.url)
 
@@ -148,6 +156,8 @@ def test_a_drained_log_is_removed(logs: list[BrokerThread]) -> None:
     first, second, _third = logs
     log_id = reply("cluster", "add-log", second.url, broker=first.url)["logs"][1]["log_id"]
     assert "is not drained" in refused("cluster", "remove-log", log_id, broker=first)
+    own = ask(first, "cluster.describe")["log_id"]
+    assert "it keeps the list, and stays" in refused("cluster", "remove-log", own, broker=first)
     drained = reply("cluster", "drain-log", log_id, broker=first.url)
     assert drained["logs"][1]["keys_to"] > 0
     assert reply("cluster", "logs", broker=second.url)["logs"][1]["drained"]

@@ -13,14 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 from txmq.cli import command
 from txmq.cli.command import CommandSession
-from txmq.client.protocol.address import parse_url, place_of
+from txmq.client.protocol.address import parse_url, place_of, url_at
 from txmq.errors import ConfigError, TxmqError
 
 if TYPE_CHECKING:
     from txmq.cli.command import CommandClient
 
 LOCAL = re.compile(r"127\.|localhost:|\[::1\]")
-_HOSTS = re.compile(r"(//(?:.*@)?)[^/?]*")
 
 
 @contextmanager
@@ -31,11 +30,6 @@ def broker_at(session: CommandSession, url: str) -> Iterator[CommandSession]:
         yield CommandSession(session.out, client, url)
     finally:
         client.close()
-
-
-def url_at(url: str, addresses: str) -> str:
-    """Return a URL with other addresses, with its login and its options."""
-    return _HOSTS.sub(lambda found: found.group(1) + addresses, url, count=1)
 
 
 def addresses_in(url: str) -> str:
@@ -56,7 +50,7 @@ class LogAdder:
             raise ConfigError(
                 "--broker",
                 "this log is listed by another one, which keeps the list",
-                hint=f"use --broker {url_at(place_of(session.url), first)}",
+                hint=f"use --broker {url_at(place_of(session.url), [first])}",
             )
         known = [log["addresses"] for log in self._listed] or [addresses_in(session.url)]
         _require_reachable([*known, *map(addresses_in, urls)])
@@ -141,7 +135,7 @@ def copy_list(session: CommandSession, listed: dict[str, Any], **why: str) -> li
     for log in listed["logs"][1:]:
         error = ""
         try:
-            with broker_at(session, url_at(session.url, log["addresses"])) as other:
+            with broker_at(session, url_at(session.url, [log["addresses"]])) as other:
                 other.client.call("cluster.copy_logs", **listed, **why)
         except TxmqError as refusal:
             error = str(refusal)
@@ -150,12 +144,14 @@ def copy_list(session: CommandSession, listed: dict[str, Any], **why: str) -> li
 
 
 def log_rows(session: CommandSession) -> list[dict[str, Any]]:
-    """Return the listed logs, and which version of the list each of them has."""
+    """Return the listed logs, which version of the list each of them has, and what is
+    wrong with it.
+    """
     rows = list[dict[str, Any]]()
     for log in session.client.call("cluster.describe")["logs"]["logs"]:
         version, error = None, ""
         try:
-            with broker_at(session, url_at(session.url, log["addresses"])) as other:
+            with broker_at(session, url_at(session.url, [log["addresses"]])) as other:
                 described = other.client.call("cluster.describe")
         except TxmqError as refusal:
             error = str(refusal)
@@ -164,4 +160,8 @@ def log_rows(session: CommandSession) -> list[dict[str, Any]]:
             if described["log_id"] != log["log_id"]:
                 error = f"log {described['log_id']} is there"
         rows.append({**log, "drained": log["keys_to"] > 0, "version": version, "error": error})
+    latest = max((row["version"] or 0 for row in rows), default=0)
+    for row in rows:
+        if not row["error"] and row["version"] < latest:
+            row["error"] = "an older list: repeat txmq cluster add-log URL"
     return rows

@@ -106,10 +106,15 @@ def decide_drain(state: State, command: DrainLog, now: int) -> Outcome:
 
 def decide_remove(state: State, command: RemoveLog, now: int) -> Outcome:
     found = _find(state, command.own, command.log_id)
-    if not found.is_drained or found is state.logs.logs[0]:
-        message = f"log {found.log_id} is not drained, or is the first one"
-        hint = "the first one stays; of others: txmq cluster drain-log, and wait until it is empty"
-        raise BadRequest(message, hint=hint)
+    if found is state.logs.logs[0]:
+        raise BadRequest(
+            f"log {found.log_id} is the first one", hint="it keeps the list, and stays"
+        )
+    if not found.is_drained:
+        raise BadRequest(
+            f"log {found.log_id} is not drained",
+            hint=f"drain it before: txmq cluster drain-log {found.log_id}",
+        )
     topics = _topics_with_keys(state, found)
     if topics:
         raise BadRequest(

@@ -83,7 +83,7 @@ def _others(link: BrokerLink, topics: tuple[str, ...]) -> list[Surveyed]:
     if not link.log_list.logs:
         return []
     with Logs(ReadOptions(link.url, topics)) as logs:
-        found = survey_all(logs.places(), message_look(logs.options), (), missing=True)
+        found = survey_all(logs.places(), message_look(logs.options))
     return [one for one in found if one.survey.log.log_id != link.log_id]
 
 

@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Any, Final, TypeVar
 
 from txmq.client.blocking.connections.connection import Connection, open_connection
-from txmq.client.protocol.address import parse_url
+from txmq.client.protocol.address import parse_url, url_at
 from txmq.client.protocol.conversation import Conversation, LogIdentity, MeetsLog
 from txmq.client.protocol.reader import offset_at_time
 from txmq.errors import (
@@ -36,7 +36,6 @@ from txmq.wire.chunks import Chunk, unpack_chunks
 from txmq.wire.data_requests import Opcode, Read, ReadLetters, pack_read, pack_read_letters
 from txmq.wire.json import parse_result
 from txmq_spark.source.arrow_messages import OffsetRange
-from txmq_spark.source.broker_urls import url_at
 from txmq_spark.source.offset_ranges import (
     LogName,
     Survey,

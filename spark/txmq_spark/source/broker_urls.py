@@ -8,18 +8,10 @@ Spark, no page of its UI and no event log.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
 from typing import Final
 from urllib.parse import quote, urlencode
 
-from txmq.client.protocol.address import (
-    PASSWORD_FILE,
-    SCHEME,
-    TLS_SCHEME,
-    Address,
-    Credentials,
-    parse_url,
-)
+from txmq.client.protocol.address import PASSWORD_FILE, SCHEME, TLS_SCHEME, Credentials, parse_url
 from txmq.errors import ConfigError
 
 HINT: Final = "give each of them once: in the URL, or by its option"
@@ -43,14 +35,6 @@ def full_url(
     whole = "?".join(filter(None, (login + place, "&".join(filter(None, (query, more))))))
     parse_url(scheme + whole)
     return scheme + whole
-
-
-def url_at(url: str, addresses: Iterable[Address]) -> str:
-    """Return the URL with these addresses."""
-    scheme = TLS_SCHEME if url.startswith(TLS_SCHEME) else SCHEME
-    place, query_mark, query = url.removeprefix(scheme).partition("?")
-    login, at, _hosts = place.rpartition("@")
-    return f"{scheme}{login}{at}{','.join(map(str, addresses))}{query_mark}{query}"
 
 
 def job_url(url: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from base64 import b64decode
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any, Final
 from uuid import UUID
 
@@ -15,7 +16,7 @@ from txmq.model.schemas.bodies import CONTENT_TYPE, mistake_in
 from txmq_spark.source.arrow_letters import letter_batches, letter_state
 from txmq_spark.source.broker_link import BrokerLink
 from txmq_spark.source.letter_ranges import LetterRange, letter_tasks
-from txmq_spark.source.logs import LogPlace, Logs, LogTask, of_group, with_log
+from txmq_spark.source.logs import Logs, LogTask, ask_of_group, with_log
 from txmq_spark.source.options import ReadOptions
 from txmq_spark.source.pushed_filters import PushedLetters, push_letter_filters
 
@@ -34,20 +35,16 @@ class LetterReader(DataSourceReader):
             places = logs.places()
             least = -(-self._options.min_partitions // len(places))
             tasks = [
-                LogTask(link.url, link.log_id, task)
+                LogTask(place.link.url, place.link.log_id, task)
                 for group in self._options.letters
-                for link, task in self._tasks(places, group, least)
+                for place, found in ask_of_group(places, partial(self._tasks, group, least))
+                for task in found
             ]
         # Spark would take an empty list for a source without partitions.
         return [InputPartition(task) for task in tasks] or [InputPartition(None)]
 
-    def _tasks(
-        self, places: Sequence[LogPlace], group: str, least: int
-    ) -> list[tuple[BrokerLink, LetterRange]]:
-        """Return the tasks for a group. Raises UnknownGroup where no log has it."""
-        states, pushed = self._options.states, self._pushed
-        found = of_group(places, lambda link: letter_tasks(link, group, states, pushed, least))
-        return [(link, task) for link, tasks in found for task in tasks]
+    def _tasks(self, group: str, least: int, link: BrokerLink) -> list[LetterRange]:
+        return letter_tasks(link, group, self._options.states, self._pushed, least)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         task: LogTask | None = partition.value

@@ -6,7 +6,7 @@ several brokers. So a stream reads a log that is added from its next batch on.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Any, Final, NamedTuple, TypeVar
@@ -14,7 +14,7 @@ from uuid import UUID
 
 import pyarrow as pa
 
-from txmq.client.protocol.address import Addresses, node_address
+from txmq.client.protocol.address import Addresses, node_address, url_at
 from txmq.client.protocol.sender.brokers import Brokers
 from txmq.errors import (
     BrokerUnavailable,
@@ -25,7 +25,6 @@ from txmq.errors import (
     UnknownGroup,
 )
 from txmq_spark.source.broker_link import BrokerLink
-from txmq_spark.source.broker_urls import url_at
 from txmq_spark.source.offset_ranges import Survey
 from txmq_spark.source.options import ReadOptions
 
@@ -154,15 +153,12 @@ def url_of(url: str, log_id: str) -> str:
     return url
 
 
-def survey_all(
-    places: Sequence[LogPlace], look: Look, names: Iterable[str], *, missing: bool
-) -> list[Surveyed]:
-    """Return what each log has. `missing`: some of the names may be in none of them."""
-    several = len(places) > 1
-    found = [Surveyed(one, look(one.link, missing or several)) for one in places]
-    there = {name for one in found for name in one.survey.topics}
-    if several and not missing and not there.issuperset(names):
-        look(places[0].link, False)  # which raises
+def survey_all(places: Sequence[LogPlace], look: Look, names: Sequence[str] = ()) -> list[Surveyed]:
+    """Return what each log has. Raises as `look` where none has one of the names."""
+    missing = len(places) > 1 or not names
+    found = [Surveyed(one, look(one.link, missing)) for one in places]
+    if not {name for one in found for name in one.survey.topics}.issuperset(names):
+        look(places[0].link, False)
     return found
 
 
@@ -179,17 +175,17 @@ def survey_removed(place: LogPlace, look: Look) -> list[Surveyed]:
         place.link.patient = True
 
 
-def of_group(
+def ask_of_group(
     places: Sequence[LogPlace], ask: Callable[[BrokerLink], T]
-) -> list[tuple[BrokerLink, T]]:
-    """Return the answers about a group, of the logs that have it. Raises UnknownGroup
-    where none has.
+) -> list[tuple[LogPlace, T]]:
+    """Return what each log answers that has a group. Raises UnknownGroup where none has
+    it.
     """
-    found: list[tuple[BrokerLink, T]] = []
+    found: list[tuple[LogPlace, T]] = []
     unknown: list[UnknownGroup] = []
     for place in places:
         try:
-            found.append((place.link, ask(place.link)))
+            found.append((place, ask(place.link)))
         except UnknownGroup as error:
             unknown.append(error)
     if not found:

@@ -35,7 +35,7 @@ class MessageReader(DataSourceReader):
         with Logs(options) as logs:
             places = logs.places()
             require_one_log(places, {**options.start.given, **options.end.given})
-            surveys = survey_all(places, message_look(options), options.topics, missing=False)
+            surveys = survey_all(places, message_look(options), options.topics)
             least = -(-options.min_partitions // len(surveys))
             tasks = [
                 LogTask(place.link.url, survey.log.log_id, task)

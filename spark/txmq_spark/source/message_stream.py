@@ -133,7 +133,7 @@ class BrokerStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 first_progress(
                     survey, bound_offsets(start, survey, "startingOffsets", place.link.offset_at)
                 )._replace(at=place.at)
-                for place, survey in survey_all(places, self._survey, names, missing=False)
+                for place, survey in survey_all(places, self._survey, names)
             ]
         )
 
@@ -212,7 +212,7 @@ class BrokerStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """
         logs = self._logs
         places = logs.places(begins=not progress)
-        found = survey_all(places, self._survey, (), missing=True)
+        found = survey_all(places, self._survey)
         known = {one.survey.log.log_id for one in found}
         for one in progress:
             if one.left or one.log.log_id in known:

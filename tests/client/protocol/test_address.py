@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from txmq.client.protocol.address import Address, TlsSettings, parse_url, place_of, safe
+from txmq.client.protocol.address import Address, TlsSettings, parse_url, place_of, safe, url_at
 from txmq.errors import ConfigError
 
 URL = "txmqs://shop:s3cr%40t@a:7650,b/?ca=/etc/ca.pem&verify=ca"
@@ -68,6 +68,14 @@ def test_no_password_is_shown() -> None:
         with pytest.raises(ConfigError) as caught:
             parse_url(wrong)
         assert "s3c" not in str(caught.value), wrong
+
+
+def test_a_url_has_other_addresses_with_the_same_login_and_options() -> None:
+    [other] = parse_url("txmq://[::1]:7")
+    assert url_at("txmq://a:1", ["b:2,c:3"]) == "txmq://b:2,c:3"
+    assert url_at("txmq://a:1,txmq://b/", [other]) == "txmq://[::1]:7"
+    url = "txmqs://ada:a@b@a:1/?password_file=/run/ada@shop"
+    assert url_at(url, [other, "b:2"]) == "txmqs://ada:a@b@[::1]:7,b:2?password_file=/run/ada@shop"
 
 
 @pytest.mark.parametrize(

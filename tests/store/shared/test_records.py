@@ -33,7 +33,7 @@ RECORDS: dict[str, PartitionRecord] = {
     "partition-claim-v1.bin": Claim(LOG_ID, 7, NONCE, "nöde-1"),
     "partition-slice-v1.bin": Slice(LOG_ID, 7, NONCE, 4_096, 4_100, b"\0TXM whole", True),
     "partition-beat-v1.bin": Slice(LOG_ID, 7, NONCE, 4_106, 4_106, b""),
-    "partition-node-v1.bin": NodeStatus(
+    "partition-status-v1.bin": NodeStatus(
         LOG_ID, 7, NONCE, 4_106, 250, "nöde-1", "0.1.0", "node-1.example:7650", True
     ),
 }
@@ -105,10 +105,10 @@ def test_a_name_that_is_not_utf_8_is_read() -> None:
 
 @pytest.mark.parametrize("said", [b"", b"n\n1.0", b"\xff\n1\nh:1"])
 def test_a_status_that_says_something_else_is_no_record(said: bytes) -> None:
-    header = encode(RECORDS["partition-node-v1.bin"])[:HEADER_SIZE]
+    header = encode(RECORDS["partition-status-v1.bin"])[:HEADER_SIZE]
     assert decode(sealed(header + said, 9, 4)) is None
 
 
 def test_a_later_version_may_say_more() -> None:
-    status = RECORDS["partition-node-v1.bin"]
+    status = RECORDS["partition-status-v1.bin"]
     assert decode(sealed(encode(status) + b"\nmore", 9, 4)) == status

@@ -80,7 +80,7 @@ class MessageCalls:
         begun = BegunBatch()
         while place is not None and batches > 0 and size > 0 and len(found) < wanted.limit:
             if topic.deleted:
-                raise topics.unknown_topic(topic.name)
+                raise topics.unknown_topic(self._engine.state, topic.name)
             left = wanted._replace(limit=wanted.limit - len(found))
             try:
                 page = self._catalogues.search(

@@ -112,7 +112,7 @@ class TopicCalls:
         missing = [name for name in args.names if name not in known]
         similar = self._similar(call, missing[0]) if missing else ""
         if missing and not (args.create and self._settings.create_topics):
-            raise rules.unknown_topic(missing[0], similar)
+            raise rules.unknown_topic(self._engine.state, missing[0], similar)
         replies: list[object] = []
         for name in missing:
             self._engine.submit(
@@ -160,7 +160,7 @@ class TopicCalls:
     def show(self, call: CallContext, args: topics.TopicName) -> Steps[dict[str, Any]]:
         topic = self._engine.state.topics.get(args.name)
         if topic is None:
-            raise rules.unknown_topic(args.name, self._similar(call, args.name))
+            raise rules.unknown_topic(self._engine.state, args.name, self._similar(call, args.name))
         groups: list[str] = []
         for group in list(self._engine.state.groups.by_name.values()):
             if (topic.topic_id, 0) in group.positions:  # all partitions, or none
@@ -168,7 +168,7 @@ class TopicCalls:
             yield
         ends = yield from self._ends(topic)
         if topic.deleted:
-            raise rules.unknown_topic(args.name)
+            raise rules.unknown_topic(self._engine.state, args.name)
         fields = {
             "firsts": topic.start_offsets[: len(ends)],
             "ends": ends,

@@ -135,6 +135,14 @@ def safe(url: str) -> str:
     return _PASSWORD_OPTION.sub(r"\1***", _PASSWORD.sub(r"\1:***@", url))
 
 
+def url_at(url: str, addresses: Iterable[object]) -> str:
+    """Return a URL with other addresses, with its login and its options."""
+    scheme = TLS_SCHEME if url.startswith(TLS_SCHEME) else SCHEME
+    place, query_mark, query = url.removeprefix(scheme).partition("?")
+    login, at, _hosts = place.rpartition("@")
+    return f"{scheme}{login}{at}{','.join(map(str, addresses))}{query_mark}{query}"
+
+
 def place_of(url: str) -> str:
     """Return a URL without login and options: what it leads to, for findings."""
     return _LOGIN.sub("//", url.partition("?")[0]).rstrip("/")

@@ -138,7 +138,7 @@ def find_topic(state: State, name: str, partition: int = 0, epoch: int = 0) -> T
     """
     topic = state.topics.get(name)
     if topic is None:
-        raise unknown_topic(name)
+        raise unknown_topic(state, name)
     if epoch and epoch != topic.epoch:
         raise StaleTopic(
             f"topic {name!r} has grown: its epoch is {topic.epoch}, not {epoch}",
@@ -155,13 +155,14 @@ def find_topic(state: State, name: str, partition: int = 0, epoch: int = 0) -> T
     return topic
 
 
-def unknown_topic(name: str, similar: str = "") -> UnknownTopic:
+def unknown_topic(state: State, name: str, similar: str = "") -> UnknownTopic:
     """Return the refusal of what concerns a topic that is not, or no longer, there."""
     message = f"there is no topic {name!r}"
-    hint = f"create it: txmq topic create {name}"
+    where = " at each listed log" if state.logs.logs else ""
+    hint = f"create it{where}: txmq topic create {name}"
     if similar:
         hint = f"did you mean {similar!r}? Else {hint}"
-    raise UnknownTopic(message, hint=hint, detail={"topic": name})
+    return UnknownTopic(message, hint=hint, detail={"topic": name})
 
 
 def similar_topic(state: State, name: str, may_see: Callable[[str], bool]) -> str:

@@ -65,7 +65,7 @@ class Brokers(Generic[C]):
 
     @property
     def answered(self) -> list[C]:
-        """The cores of all other brokers."""
+        """The cores of the brokers that were named, and of those that have answered."""
         return [core for n, core in enumerate(self.cores) if n in self._answered]
 
     @property
