@@ -1,20 +1,42 @@
-"""Doubts of a blocking consumer whether its broker still leads."""
+"""Doubts of a blocking client whether its broker still leads."""
 
 from __future__ import annotations
 
 import time
+from contextlib import closing
 from threading import Condition
 from typing import cast
 
 import pytest
 
 from txmq.client.blocking.connections.connection import Connection
+from txmq.client.blocking.connections.leader_search import LeaderSearch
 from txmq.client.blocking.consumer.thread import MemberThread
 from txmq.client.protocol.consumer.member import Member
 from txmq.client.protocol.consumer.requests import DOUBT_S, REPLY_S, Request
 from txmq.client.protocol.consumer.settings import consumer_settings
 from txmq.client.protocol.conversation import Conversation, LogIdentity
-from txmq.errors import BrokerUnavailable
+from txmq.errors import BrokerUnavailable, ConnectionLost
+
+
+def test_a_connection_that_was_found_is_closed_where_nobody_takes_it() -> None:
+    class Found:
+        is_closed = False
+
+        def close(self) -> None:
+            self.is_closed = True
+
+    class Superseded:
+        has_other_nodes = is_superseded = True
+
+        def note_silence(self) -> None:
+            pass
+
+    found = Found()
+    search = LeaderSearch(lambda _deadline: cast("Connection", found))
+    with closing(search), pytest.raises(ConnectionLost):
+        search.ask(cast("Conversation", Superseded()), 1.0)
+    assert found.is_closed
 
 
 @pytest.mark.parametrize("silent_s", [0.0, REPLY_S])

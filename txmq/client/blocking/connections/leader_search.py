@@ -25,6 +25,11 @@ class LeaderSearch:
         found, self._found = self._found, None
         return found or self._connect(deadline)
 
+    def close(self) -> None:
+        """Close the connection that was found, if nobody took it."""
+        if self._found is not None:
+            self._found.close()
+
     def ask(self, silent: Conversation, within: float) -> None:
         """Ask the other nodes who leads. Raises ConnectionLost where one proves that it
         does `within` so many seconds; otherwise the silent one may be busy.

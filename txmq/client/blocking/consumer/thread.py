@@ -102,7 +102,7 @@ class MemberThread:
 
     def _run(self) -> None:
         try:
-            with closing(self._wakes), closing(self._waker):
+            with closing(self._wakes), closing(self._waker), closing(self._leader_search):
                 while not self._over:
                     self._serve_connection()
         except BaseException as error:

@@ -202,6 +202,7 @@ class Sender:
     def _end(self, cause: TxmqError) -> None:
         self._accumulator.close(cause)
         self.failed_at_end = self._in_flight.fail_all(cause)
+        self._leader_search.close()
         self._close_wakers()
 
     def _finish(self) -> None:
