@@ -6,12 +6,14 @@ import json
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
+from unittest.mock import Mock
 from uuid import uuid4
 
 import psycopg2
 import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
+from structlog.testing import capture_logs
 
 import txmq
 from tests.client.listed import BY, add_logs, ask
@@ -21,6 +23,7 @@ from txmq.errors import ConfigError, LogChanged, UnknownGroup, UnknownTopic
 from txmq.testing.broker_thread import BrokerThread
 from txmq.testing.wait import PATIENCE_S, wait_until
 from txmq_spark import TxmqDataSource
+from txmq_spark.alerts.watch_rules import WatchRules
 from txmq_spark.database.mapping import BusinessTable, Mapping
 from txmq_spark.plan.rules import LetterClass
 from txmq_spark.reconcile import ReconcileOptions, reconciled
@@ -29,7 +32,7 @@ from txmq_spark.source.logs import Logs, survey_removed
 from txmq_spark.source.message_reading import message_look
 from txmq_spark.source.offset_ranges import DataLoss
 from txmq_spark.source.options import ReadOptions
-from txmq_spark.watching import groups_of_topics
+from txmq_spark.watching import AgeWatch, WatchOptions, groups_of_topics
 
 TOPIC = "orders"
 
@@ -264,6 +267,23 @@ def test_a_log_that_an_old_list_has_need_not_be_there(logs: list[BrokerThread]) 
     logs[2].stop()
     found = read_all({"url": logs[1].url, "topic": TOPIC})
     assert sorted(body for _log, body in found) == sorted(texts(0, 10))
+
+
+def test_the_oldest_letter_of_each_log_is_told_once(logs: list[BrokerThread]) -> None:
+    sinks, query = Mock(), Mock(id="query")
+    watch = AgeWatch(
+        WatchOptions(logs[0].url, ("billing",), "alerts", "", rules=WatchRules(age=0)), sinks
+    )
+    add_logs(logs[0], *logs[1:], together=True)
+    with capture_logs() as told:
+        watch.tell(query)
+    assert [one["event"] for one in told] == ["spark.ages_untold"]  # no log has the group
+    for one in logs[1:]:
+        let_die_at(one)
+    watch.tell(query)
+    assert sinks.send.call_count == 2
+    watch.tell(query)
+    assert sinks.send.call_count == 2
 
 
 def test_a_query_of_spark_goes_on_with_a_log_that_is_added(
