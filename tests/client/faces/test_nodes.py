@@ -281,3 +281,5 @@ async def test_a_cluster_is_described_by_any_node_also_while_nobody_leads(
     described = await client.describe_cluster()
     assert described == view
     assert described.leader is None
+    nodes[1].hangs_up_on = "cluster.describe"
+    assert await client.describe_cluster() == view

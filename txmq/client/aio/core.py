@@ -233,9 +233,12 @@ class AioCore(MeetsLog):
             )
         )
 
-    async def ask_any_node(self, name: str, args: dict[str, Any]) -> dict[str, Any]:
+    async def ask_any_node(
+        self, name: str, args: dict[str, Any], deadline: float
+    ) -> dict[str, Any]:
         """Return the result of a control call that each node of a cluster answers."""
-        loop, seconds = self._loop.running(), self.settings.timeout
+        loop = self._loop.running()
+        seconds = deadline - self.seconds()
 
         def asking() -> AioConnection:
             return self._greeting(Conversation(None, self._log, any_node=True))

@@ -35,8 +35,10 @@ class CoreAtOnce:
     ) -> dict[str, Any]:
         return self._core.call(name, args, timeout=within, repeat=repeat)
 
-    async def ask_any_node(self, name: str, args: dict[str, Any]) -> dict[str, Any]:
-        return self._core.ask_any_node(name, args)
+    async def ask_any_node(
+        self, name: str, args: dict[str, Any], deadline: float
+    ) -> dict[str, Any]:
+        return self._core.ask_any_node(name, args, deadline)
 
     async def topic(self, topic: str) -> TopicMetadata:
         return self.topics.get(topic)

@@ -145,11 +145,10 @@ class BlockingCore(MeetsLog):
             deadline,
         )
 
-    def ask_any_node(self, name: str, args: dict[str, Any]) -> dict[str, Any]:
+    def ask_any_node(self, name: str, args: dict[str, Any], deadline: float) -> dict[str, Any]:
         """Return the result of a control call that each node of a cluster answers."""
         if self.closed:
             raise client_closed()
-        deadline = time.monotonic() + self.settings.timeout
         conversation = partial(Conversation, None, self._log, any_node=True)
         with closing(
             open_connection(self._addresses, self._log, conversation, deadline)

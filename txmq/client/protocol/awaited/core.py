@@ -41,7 +41,9 @@ class AwaitedCore(Protocol):
         lost connection. `within` = the seconds for the answer; None = the client's.
         """
 
-    async def ask_any_node(self, name: str, args: dict[str, Any]) -> dict[str, Any]:
+    async def ask_any_node(
+        self, name: str, args: dict[str, Any], deadline: float
+    ) -> dict[str, Any]:
         """Return the result of a control call that each node of a cluster answers."""
 
     async def topic(self, topic: str) -> TopicMetadata:

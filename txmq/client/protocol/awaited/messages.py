@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping
-from typing import Unpack
+from contextlib import suppress
+from typing import Any, Unpack
 from uuid import UUID
 
 from pydantic import BaseModel
@@ -18,6 +19,7 @@ from txmq.client.protocol.message_search import (
     MessageSearch,
     message_id_of,
 )
+from txmq.errors import ConnectionLost
 from txmq.model.cluster import ClusterView, ListedLog, LogList, NodeView
 from txmq.model.message import Receipt
 
@@ -29,7 +31,7 @@ class AwaitedMessageCalls(AwaitedLetterCalls):
         """Return the nodes that share the broker's log, and the logs that are listed
         with it, as the first node that answers knows them: the leader, if there is one.
         """
-        told = await self._core.ask_any_node("cluster.describe", {})
+        told = await self._cluster_description()
         listed = told["logs"]
         logs = tuple(ListedLog(**one | {"log_id": UUID(one["log_id"])}) for one in listed["logs"])
         return ClusterView(
@@ -39,6 +41,15 @@ class AwaitedMessageCalls(AwaitedLetterCalls):
                 "logs": LogList(listed["version"], logs),
             }
         )
+
+    async def _cluster_description(self) -> dict[str, Any]:
+        """Ask another node, or the same again, where one ends before it answers."""
+        settings = self._core.settings
+        deadline = self._core.seconds() + settings.timeout
+        for _retry in range(settings.retries):
+            with suppress(ConnectionLost):
+                return await self._core.ask_any_node("cluster.describe", {}, deadline)
+        return await self._core.ask_any_node("cluster.describe", {}, deadline)
 
     async def recall(self, message: Receipt | str) -> None:
         """Take back a message that was sent with a time of delivery.
