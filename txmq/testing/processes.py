@@ -16,11 +16,10 @@ from typing import Any, Final, TypeAlias
 from txmq.errors import TxmqError
 from txmq.testing.forked import Forked, run_source, txmq_command
 from txmq.testing.reaper import reaped, reaper_pipe
-from txmq.testing.wait import wait_until
+from txmq.testing.wait import PATIENCE_S, wait_until
 
 # a program, or a function to be called in a forked process
 Command: TypeAlias = Sequence[str] | Callable[..., object]
-START_S: Final = 60.0  # includes the start of PostgreSQL on a loaded machine
 SCRIPT_S: Final = 200.0
 TXMQ: Final = (sys.executable, "-m", "txmq")
 LOG_TAIL: Final = 4_000  # characters
@@ -76,11 +75,15 @@ class Running:
     def first_line(self) -> str:
         """Return the first line, which a server prints when it is ready.
 
-        Raises ProcessEnded with the end of the log.
+        Raises ProcessEnded with the end of the log, or TimeoutError when it has killed
+        the process.
         """
-        wait_until(
-            lambda: not self.alive or "\n" in self.out.read_text(), START_S, what="a first line"
-        )
+        try:
+            wait_until(lambda: not self.alive or "\n" in self.out.read_text(), what="a first line")
+        except TimeoutError:
+            self.process.kill()
+            self.process.wait()
+            raise
         if not self.alive:
             raise self.unexpected_end()
         return self.out.read_text().splitlines()[0]
@@ -89,7 +92,7 @@ class Running:
         """Return the log, which must be JSON lines."""
         return [json.loads(line) for line in self.err.read_text().splitlines()]
 
-    def status(self, limit_s: float = START_S) -> int:
+    def status(self, limit_s: float = PATIENCE_S) -> int:
         """Wait until the process has ended by itself; return its exit status."""
         return self.process.wait(limit_s)
 
@@ -101,7 +104,7 @@ class Running:
         if not self.alive:
             raise self.unexpected_end()
         self.process.send_signal(number)
-        return self.process.wait(START_S)
+        return self.process.wait(PATIENCE_S)
 
     def unexpected_end(self) -> ProcessEnded:
         """Return the error for an unexpected end, with the last part of the log."""
