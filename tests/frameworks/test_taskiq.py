@@ -33,6 +33,7 @@ from txmq.errors import LocalProtocolError
 from txmq.model.message import Message
 from txmq.model.retry import RetryPolicy
 from txmq.taskiq import TxmqBroker
+from txmq.testing.processes import whole_lines
 from txmq.testing.wait import PATIENCE_S, wait_until
 
 
@@ -327,11 +328,11 @@ def test_the_task_of_a_killed_worker_is_run_by_another(
     run(kick)
     workers = [started()]
     try:
-        wait_until(lambda: out.exists() and out.read_text(), what="the first run")
+        wait_until(lambda: whole_lines(out), what="the first run")
         os.killpg(workers[0].pid, signal.SIGKILL)
         Path(f"{out}.go").touch()
         workers.append(started())
-        wait_until(lambda: len(out.read_text().splitlines()) == 2, what="the second run")
+        wait_until(lambda: len(whole_lines(out)) == 2, what="the second run")
         wait_until(
             lambda: client.call("group.show", group=topic)["unsettled"] == 0, what="the second ack"
         )
@@ -340,6 +341,6 @@ def test_the_task_of_a_killed_worker_is_run_by_another(
             if worker.poll() is None:
                 os.killpg(worker.pid, signal.SIGTERM)
             worker.wait(PATIENCE_S)
-    names = [line.split() for line in out.read_text().splitlines()]
+    names = [line.split() for line in whole_lines(out)]
     assert [name for name, _pid in names] == ["one", "one"]
     assert len({pid for _name, pid in names}) == 2

@@ -19,6 +19,7 @@ from txmq import connect
 from txmq.client.blocking.client import Client
 from txmq.client.blocking.transaction.transaction import Transaction
 from txmq.errors import TxmqError
+from txmq.testing.processes import whole_lines
 from txmq.testing.wait import PATIENCE_S, wait_until
 from txmq.tx.postgres.driver import BlockingConnection as Connection
 
@@ -76,7 +77,7 @@ def reported_outcomes(directory: Path) -> Mapping[Token, ReportedOutcome]:
     """Return the last outcome of each transaction, of all workers."""
     found: dict[Token, ReportedOutcome] = {}
     for journal in directory.glob("*.journal"):
-        for line in journal.read_text().splitlines():
+        for line in whole_lines(journal):
             token, outcome, *_ = line.split(" ", 2)
             found[token] = ReportedOutcome(outcome)
     return found
@@ -86,7 +87,7 @@ def open_transaction(directory: Path, pid: int) -> Token:
     """Return the last transaction of a worker. Raises AssertionError if its journal
     says that the transaction has ended.
     """
-    token, outcome, *_ = (directory / f"{pid}.journal").read_text().splitlines()[-1].split(" ", 2)
+    token, outcome, *_ = whole_lines(directory / f"{pid}.journal")[-1].split(" ", 2)
     assert outcome == ReportedOutcome.BEGAN, f"{pid} has ended {token}: {outcome}"
     return token
 

@@ -18,6 +18,7 @@ from random import Random
 from typing import Any, NamedTuple, Self
 
 from txmq.crashpoints import VARIABLE
+from txmq.testing.processes import whole_lines
 
 MOST_PASSES = 3  # of a crash point; a worker dies at one of them
 
@@ -63,7 +64,7 @@ class SupervisorConfig(NamedTuple):
     def dead_pids(self) -> Mapping[str, list[int]]:
         """Return the pids of the dead so far, by worker name."""
         found: dict[str, list[int]] = {worker.name: [] for worker in self.workers}
-        for line in self.deaths.read_text().splitlines() if self.deaths.exists() else ():
+        for line in whole_lines(self.deaths):
             worker, pid = line.split()
             found[worker].append(int(pid))
         return found

@@ -20,7 +20,7 @@ from txmq import Message, ReceivedMessage, connect
 from txmq.client.blocking.client import Client
 from txmq.errors import OffsetOutOfRange
 from txmq.testing.own_broker import OwnBroker
-from txmq.testing.processes import Running
+from txmq.testing.processes import Running, whole_lines
 from txmq.testing.wait import PATIENCE_S, wait_until
 from txmq.wire.data_requests import Ack, AckedRange, Opcode, pack_ack, unpack_refused
 
@@ -81,7 +81,7 @@ def first_line_of_stopped(running: Running) -> str:
 
 
 def output_lines(running: Running) -> list[str]:
-    return running.out.read_text().splitlines()
+    return whole_lines(running.out)
 
 
 def group_view(client: Client, group: str) -> dict[str, Any]:

@@ -29,7 +29,7 @@ from txmq.model.units import HOUR
 from txmq.testing.forked import run_source
 from txmq.testing.own_broker import OwnBroker
 from txmq.testing.ports import free_port
-from txmq.testing.processes import Running, running
+from txmq.testing.processes import Running, running, whole_lines
 from txmq.testing.wait import PATIENCE_S, wait_until
 
 SETTINGS = """
@@ -135,8 +135,7 @@ class Operator:
 
     def done(self) -> list[str]:
         """Return the bodies that services have processed, in this order."""
-        file = self.directory / "done"
-        return file.read_text().splitlines() if file.exists() else []
+        return whole_lines(self.directory / "done")
 
     def break_for(self, text: str) -> None:
         """Have services fail with the messages that have this text."""

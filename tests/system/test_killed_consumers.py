@@ -21,6 +21,7 @@ from tests.system.supervisor import SupervisorConfig, WorkerSpec
 from txmq import connect
 from txmq.client.blocking.client import Client
 from txmq.testing.own_broker import OwnBroker
+from txmq.testing.processes import whole_lines
 from txmq.testing.wait import PATIENCE_S, wait_until
 
 TOPIC, PARTITIONS, GROWN, KEYS, WORKERS = "versions", 8, 12, 48, 8
@@ -49,8 +50,7 @@ class VersionedMessages:
 
     def effects(self) -> list[tuple[str, int]]:
         """Return the key and the version of each effect, in their order."""
-        path = effects_file(Path(self.config.directory))
-        lines = path.read_text().splitlines() if path.exists() else []
+        lines = whole_lines(effects_file(Path(self.config.directory)))
         return [(key, int(version)) for key, version in (line.split() for line in lines)]
 
     def wait_for_effects(self, least: int) -> None:

@@ -30,6 +30,15 @@ ENVIRONMENT: Final = {
 }
 
 
+def whole_lines(path: Path) -> list[str]:
+    """Return the lines of a file that a process may be writing, but for a last one that
+    is written in part; none if there is no file.
+    """
+    if not path.exists():
+        return []
+    return path.read_bytes().rpartition(b"\n")[0].decode().splitlines()
+
+
 class ProcessEnded(TxmqError):
     """A process has ended unexpectedly."""
 
@@ -79,18 +88,18 @@ class Running:
         the process.
         """
         try:
-            wait_until(lambda: not self.alive or "\n" in self.out.read_text(), what="a first line")
+            wait_until(lambda: not self.alive or whole_lines(self.out), what="a first line")
         except TimeoutError:
             self.process.kill()
             self.process.wait()
             raise
         if not self.alive:
             raise self.unexpected_end()
-        return self.out.read_text().splitlines()[0]
+        return whole_lines(self.out)[0]
 
     def events(self) -> list[dict[str, Any]]:
         """Return the log, which must be JSON lines."""
-        return [json.loads(line) for line in self.err.read_text().splitlines()]
+        return [json.loads(line) for line in whole_lines(self.err)]
 
     def status(self, limit_s: float = PATIENCE_S) -> int:
         """Wait until the process has ended by itself; return its exit status."""

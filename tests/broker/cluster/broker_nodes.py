@@ -14,6 +14,7 @@ from pathlib import Path
 import txmq
 from txmq.errors import TxmqError
 from txmq.testing.ports import free_port
+from txmq.testing.processes import whole_lines
 from txmq.testing.reaper import reaped, reaper_pipe
 from txmq.testing.wait import PATIENCE_S
 
@@ -104,8 +105,8 @@ class BrokerNode:
 
     def times(self, event: str) -> int:
         """Return how often the broker has logged an event, in all of its lives."""
-        lines = self._errors.read_text().splitlines()
-        events = (json.loads(line).get("event") for line in lines if line.startswith("{"))
+        lines = (line for line in whole_lines(self._errors) if line.startswith("{"))
+        events = (json.loads(line).get("event") for line in lines)
         return sum(found == event for found in events)
 
 
