@@ -588,9 +588,13 @@ class BrokerService:
         """True if it ends for another node to lead, and is to follow that one."""
         return self._cluster is not None and self._cluster.hands_over
 
-    def undecided(self) -> int:
-        """Return the number of transactions that nobody has decided."""
-        return self._engine.state.undecided
+    def undecided(self) -> Deferred[int]:
+        """Return the number of transactions that nobody has decided, once the messages
+        of those that are decided can be read.
+        """
+        counted: Deferred[int] = Deferred()
+        self._engine.answer_when_durable(counted.callback, self._engine.state.undecided)
+        return counted
 
     @property
     def failure(self) -> BaseException | None:

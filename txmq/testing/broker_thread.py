@@ -111,8 +111,11 @@ class BrokerThread:
 
     @property
     def undecided(self) -> int:
-        """Transactions that the broker has stored, and nobody has decided."""
-        found: int = blockingCallFromThread(self._reactor, self._service.undecided)
+        """Transactions that the broker has stored and nobody has decided. The messages
+        of those that are decided can be read.
+        """
+        counted: Any = self._service.undecided
+        found: int = blockingCallFromThread(self._reactor, counted)
         return found
 
     def catch_up(self) -> None:
