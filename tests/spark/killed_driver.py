@@ -14,14 +14,13 @@ from functools import partial
 from threading import Thread
 from typing import TYPE_CHECKING, Any
 
-from pyspark.errors import StreamingQueryException
 from pyspark.sql.types import StructType
 
 from tests.spark.conftest import SETTINGS
+from tests.spark.queries import run_to_end
 from txmq import crashpoints
 from txmq_spark import TxmqDataSource
 from txmq_spark.session.local_session import local_session
-from txmq_spark.session.query_run import WORKER_LATE
 from txmq_spark.source.options import WriteOptions
 from txmq_spark.source.stream_writing import EpochWriter
 from txmq_spark.source.writing import JobWriter
@@ -29,7 +28,6 @@ from txmq_spark.source.writing import JobWriter
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
-    from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 
 class StoppingSource(TxmqDataSource):
@@ -106,21 +104,6 @@ def run_stream(
     spark._jvm.SparkSession.setActiveSession(spark._jsparkSession)
     writer = frame.writeStream.format(form).options(url=url, topic=target, **more)
     return run_to_end(writer.option("checkpointLocation", f"{place}/{target}"))
-
-
-def run_to_end(writer: DataStreamWriter) -> StreamingQuery:
-    """Run a query with what there is now. Start it again where Spark has not waited for
-    the process that plans its batches.
-    """
-    while True:  # until the time of the test is up
-        query = writer.trigger(availableNow=True).start()
-        try:
-            query.awaitTermination()
-        except StreamingQueryException as error:
-            if WORKER_LATE not in str(error):
-                raise
-        else:
-            return query
 
 
 def rows(spark: SparkSession, url: str, topic: str, *, stream: bool) -> DataFrame:

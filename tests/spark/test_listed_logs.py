@@ -18,7 +18,7 @@ from structlog.testing import capture_logs
 import txmq
 from tests.client.listed import BY, add_logs, ask
 from tests.spark.consuming import drain, let_die
-from tests.spark.killed_driver import run_to_end
+from tests.spark.queries import require_late_worker, run_to_end
 from tests.spark.stream_driver import StreamDriver, texts
 from txmq.errors import ConfigError, LogChanged, UnknownGroup, UnknownTopic
 from txmq.testing.broker_thread import BrokerThread
@@ -29,7 +29,6 @@ from txmq_spark.database.mapping import BusinessTable, Mapping
 from txmq_spark.plan.rules import LetterClass
 from txmq_spark.reconcile import ReconcileOptions, reconciled
 from txmq_spark.replay import ReplayOptions, expected, replay
-from txmq_spark.session.query_run import WORKER_LATE
 from txmq_spark.source.logs import Logs, survey_removed
 from txmq_spark.source.message_reading import message_look
 from txmq_spark.source.offset_ranges import DataLoss
@@ -311,8 +310,7 @@ def test_a_query_of_spark_goes_on_with_a_log_that_is_added(
         nonlocal query
         failure = query.exception()
         if failure is not None:
-            if WORKER_LATE not in str(failure):  # which happens on a busy machine
-                raise failure
+            require_late_worker(failure)
             query = writer.start()
         return len(landed()) == messages
 

@@ -10,10 +10,11 @@ from pyspark.errors import PySparkException
 
 import txmq
 from tests.document_examples import blocks
+from tests.spark.queries import require_late_worker
 from tests.spark.test_writing import bodies
 from txmq.testing.own_broker import OwnBroker
 from txmq.testing.wait import PATIENCE_S
-from txmq_spark.session.query_run import WORKER_LATE, run_query
+from txmq_spark.session.query_run import run_query
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -58,8 +59,7 @@ def run_at_once(program: str, names: dict[str, Any]) -> None:
         try:
             names["query"].processAllAvailable()
         except PySparkException as error:
-            if WORKER_LATE not in str(error):  # on a busy machine
-                raise
+            require_late_worker(error)
         else:
             return
         finally:

@@ -13,7 +13,7 @@ import pytest
 from pyspark import TaskContext
 from pyspark.errors import PySparkException
 
-from tests.spark.killed_driver import run_to_end
+from tests.spark.queries import run_to_end
 from tests.spark.stream_driver import texts
 from tests.spark.test_writing import ROWS, bodies, undecided
 from txmq.errors import ConfigError, TransactionAborted
