@@ -13,7 +13,7 @@ from typing import Any, Self
 from uuid import UUID
 
 from txmq.batch import BatchView
-from txmq.errors import RequestRejected
+from txmq.errors import RemoteProtocolError, RequestRejected
 from txmq.model import limits
 from txmq.wire.batched import BatchedReply, pack_replies, unpack_requests
 from txmq.wire.calls.registry import decode_call
@@ -147,7 +147,8 @@ class FakeBroker:
 
     def _serve(self, peer: socket.socket) -> None:
         decoder = FrameDecoder(limits.FRAME)
-        with peer, suppress(OSError):
+        # RemoteProtocolError: a stranger, which looks for who had this port before
+        with peer, suppress(OSError, RemoteProtocolError):
             while data := peer.recv(1 << 16):
                 for frame in decoder.feed(data):
                     with self._lock:

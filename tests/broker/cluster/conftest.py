@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.broker.cluster.mock_cluster import MockCluster
 from tests.kafka_nodes import KafkaNodes, kafka_nodes
 from txmq.broker.cluster.kafka_client import KafkaAddress
+from txmq.broker.cluster.kafka_partition import _Worker
+from txmq.testing.wait import PATIENCE_S
 
 REAL_NOTE = KafkaAddress.note
 
@@ -17,6 +21,18 @@ REAL_NOTE = KafkaAddress.note
 def _quiet(monkeypatch: pytest.MonkeyPatch) -> None:
     """Threads of librdkafka outlive a test: their warnings would be the next one's."""
     monkeypatch.setattr(KafkaAddress, "note", lambda _self, _error: None)
+
+
+@pytest.fixture(autouse=True)
+def _clients_end() -> Iterator[None]:
+    """End what would look for Kafka at ports that other tests have by then."""
+    yield
+    workers = [thread for thread in threading.enumerate() if isinstance(thread, _Worker)]
+    for worker in workers:
+        worker.stop()
+    for worker in workers:
+        worker.join(PATIENCE_S)
+    MockCluster.end_all()
 
 
 @pytest.fixture

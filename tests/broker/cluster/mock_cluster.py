@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final
+from typing import ClassVar, Final
 
 import confluent_kafka
 from confluent_kafka import KafkaError, Producer
@@ -33,7 +33,9 @@ LONG_MS: Final = 3_600_000
 
 
 class MockCluster:
-    """A cluster that ends with the client that it is a part of."""
+    """A cluster that is a part of a client, and ends with the test."""
+
+    _running: ClassVar[list[MockCluster]] = []
 
     def __init__(self) -> None:
         self._client = Producer(
@@ -48,6 +50,13 @@ class MockCluster:
         self._do("start_request_tracking")
         nodes = self._client.list_topics(TOPIC, timeout=PATIENCE_S).brokers.values()
         self.address = KafkaAddress(",".join(f"{node.host}:{node.port}" for node in nodes))
+        self._running.append(self)
+
+    @classmethod
+    def end_all(cls) -> None:
+        """End all clusters."""
+        while cls._running:
+            cls._running.pop()._client.close()
 
     @property
     def leader(self) -> int:

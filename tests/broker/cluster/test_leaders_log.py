@@ -34,6 +34,9 @@ class Topic:
         self._producer = self.address.client(Producer, SAFE_WRITES)
         begin_log(self.address, TOPIC, Genesis(LOG_ID, 0, HEADER_SIZE, 1_000))
 
+    def close(self) -> None:
+        self._producer.close()
+
     def write(self, *records: PartitionRecord) -> None:
         for record in records:
             self._producer.produce(TOPIC, encode(record), partition=NUMBER)
@@ -48,10 +51,12 @@ class Topic:
 
 
 @pytest.fixture
-def topic(monkeypatch: pytest.MonkeyPatch) -> Topic:
+def topic(monkeypatch: pytest.MonkeyPatch) -> Iterator[Topic]:
     monkeypatch.setattr(kafka_genesis, "WITHIN_S", PATIENCE_S)
     monkeypatch.setattr(leaders_log, "RETRY_S", 0.0)
-    return Topic()
+    topic = Topic()
+    yield topic
+    topic.close()
 
 
 def test_the_leader_is_the_node_of_the_latest_epoch(topic: Topic) -> None:
