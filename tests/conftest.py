@@ -14,6 +14,7 @@ import hypothesis
 import pytest
 
 from tests import java_archive
+from tests.patient_clients import patient_clients  # noqa: F401  # a fixture
 
 # Before modules copy the environment for the processes that they start.
 os.environ.update(java_archive.environment())

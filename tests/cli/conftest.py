@@ -5,8 +5,6 @@ from __future__ import annotations
 import pytest
 import structlog
 
-from tests.patient_clients import patient_clients  # noqa: F401  # a fixture
-
 
 @pytest.fixture(autouse=True)
 def unconfigured() -> None:

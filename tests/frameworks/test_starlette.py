@@ -171,7 +171,8 @@ def test_while_the_broker_is_away_requests_are_refused_at_once(shop: Shop) -> No
 
 def test_with_the_outbox_requests_go_on_without_a_broker(shop: Shop) -> None:
     shop.broker.stop()
-    app, messaging = make(shop, timeout=0.3, transaction={"on_unavailable": "outbox"})
+    transaction = {"on_unavailable": "outbox", "timeout": 0.3}
+    app, messaging = make(shop, timeout=0.3, transaction=transaction)
 
     async def requests() -> list[int]:
         await known_away(messaging)

@@ -9,7 +9,6 @@ import pytest
 
 from tests.client.real import RealBroker
 from tests.fixtures_postgres import Databases
-from tests.patient_clients import patient_clients  # noqa: F401  # a fixture
 from tests.recover.world import RecoveryWorld
 from tests.tx.postgres.prepared_branches import roll_back_all_prepared
 from txmq.client.blocking.client import Client

@@ -3,4 +3,3 @@
 from __future__ import annotations
 
 from tests.client.conftest import connect  # noqa: F401  # a fixture
-from tests.patient_clients import patient_clients  # noqa: F401  # a fixture

@@ -6,7 +6,6 @@ from collections.abc import Generator
 
 import pytest
 
-from tests.patient_clients import patient_clients  # noqa: F401  # a fixture
 from txmq.testing.own_broker import OwnBroker
 
 LOG_TAIL = 4_000  # characters

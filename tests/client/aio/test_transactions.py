@@ -186,7 +186,7 @@ def test_without_a_broker_the_rows_are_rolled_back(scenes: Scenes) -> None:
             connection = await scene.connect()
             async with txmq.aio.connect("txmq://127.0.0.1:1", timeout=0.2) as lost:
                 with pytest.raises(BrokerUnavailable):  # noqa: PT012
-                    async with lost.transaction(connection) as tx:
+                    async with lost.transaction(connection, timeout=0.2) as tx:
                         await scene.insert(connection, "o-1")
                         tx.send(scene.world.topic, b"o-1")
             await scene.order(connection, "o-2")
@@ -205,7 +205,7 @@ def test_messages_wait_in_the_outbox_while_the_broker_is_away(scenes: Scenes) ->
                 txmq.aio.connect(
                     "txmq://127.0.0.1:1", timeout=0.2, log_id=log_id, service="orders"
                 ) as away,
-                away.transaction(connection, on_unavailable="outbox") as tx,
+                away.transaction(connection, on_unavailable="outbox", timeout=0.2) as tx,
             ):
                 await scene.insert(connection, "o-2")
                 tx.send(scene.world.topic, b"o-2", key="o-2")

@@ -224,10 +224,10 @@ def test_an_answer_that_nobody_has_leaves_it_in_doubt(
     world: World, connection: EnlistConnection, connect: Callable[..., Client]
 ) -> None:
     with Proxy(world.broker.url) as proxy:
-        client = connect(proxy.url)
-        client.send(world.topic, b"o-1")
+        client = connect(proxy.url, timeout=1.0)  # within which it asks
+        client.send_async(world.topic, b"o-1").result()
         proxy.hold.add(Opcode.CALL)
-        tx = client.enlist(connection, timeout=2.0)
+        tx = client.enlist(connection)
         world.insert("o-1", connection)
         tx.send(world.topic, b"o-1")
         with pytest.raises(InDoubt) as raised:
@@ -312,7 +312,7 @@ def test_an_error_before_anything_is_stored_rolls_back_too(
 ) -> None:
     with txmq.connect([world.broker.url, "txmq://127.0.0.1:1"], timeout=0.2) as cluster:
         world.insert("o-1", connection)
-        cluster.enlist(connection).send(world.topic, b"o-1", key="k")
+        cluster.enlist(connection, timeout=0.2).send(world.topic, b"o-1", key="k")
         with pytest.raises(BrokerUnavailable):  # whose partitions are unknown
             connection.commit()
     connection.commit()

@@ -5,7 +5,7 @@ A trigger raises PostgreSQL's error 53100, so that no disk has to be filled.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from threading import Barrier
@@ -15,6 +15,7 @@ import psycopg2
 import pytest
 
 from tests.client.world import World
+from txmq.client.blocking.client import Client
 from txmq.client.blocking.transaction.transaction import Transaction
 from txmq.client.protocol.awaited import postgres
 from txmq.errors import DatabaseUnavailable, InDoubt
@@ -65,7 +66,10 @@ def test_fault_55_a_transaction_that_finds_the_disk_full_is_rolled_back_whole(wo
 
 @pytest.mark.parametrize("state", ["PUBLISHED", "ROLLED_BACK"])
 def test_fault_55_a_full_disk_decides_nothing_and_the_row_does_afterwards(
-    world: World, monkeypatch: pytest.MonkeyPatch, state: str
+    world: World,
+    connect: Callable[..., Client],
+    monkeypatch: pytest.MonkeyPatch,
+    state: str,
 ) -> None:
     async def lost(driver: Any, token: Any) -> None:
         if state == "PUBLISHED":
@@ -75,7 +79,8 @@ def test_fault_55_a_full_disk_decides_nothing_and_the_row_does_afterwards(
         raise InDoubt("the connection broke", token=str(token))
 
     monkeypatch.setattr(postgres, "guarded_commit", lost)
-    tx = world.client.transaction(world.connection, check_after=0.2)
+    client = connect(world.broker.url, timeout=1.0)  # within which it asks
+    tx = client.transaction(world.connection, check_after=0.2)
     try:
         tx.__enter__()
         world.insert("o-1")

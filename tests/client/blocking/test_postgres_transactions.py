@@ -191,9 +191,9 @@ def test_a_savepoint_withdraws_rows_and_messages_together(world: World) -> None:
 def test_without_the_broker_the_rows_are_rolled_back(
     world: World, fake: FakeBroker, connect: Connect
 ) -> None:
-    client = connect(fake.url, timeout=0.2)
+    client = connect(fake.url)
     fake.close()
-    tx = client.transaction(world.connection)
+    tx = client.transaction(world.connection, timeout=0.2)
     tx.__enter__()
     world.insert("o-1")
     tx.send(world.topic, b"o-1")

@@ -96,6 +96,7 @@ def test_messages_without_a_receipt_at_the_end_of_their_process_are_named(
     printed = run(SENDS_TO_A_STOPPED_BROKER, own_broker.url, topic, own_broker.pid)
     assert "RuntimeWarning: the process ends without a receipt for 3 messages" in printed
     assert f"(2 of '{topic}', 1 of 't-other')" in printed
+    own_broker.kill()  # it is stopped and would not hear of its end
 
 
 def in_a_child(work: Callable[[], object]) -> int:
