@@ -12,6 +12,7 @@ from typing import Any, cast
 
 import hypothesis
 import pytest
+import structlog
 
 from tests import java_archive
 from tests.patient_clients import patient_clients  # noqa: F401  # a fixture
@@ -43,6 +44,14 @@ def pytest_collection_finish() -> None:
     gc.freeze()
     gc.set_threshold(20_000)
     gc.enable()
+
+
+@pytest.fixture(autouse=True)
+def unconfigured_structlog() -> None:
+    """Undo what tests before this one told structlog, which is the whole process's: the
+    client's events would go there, and a command's log to standard output.
+    """
+    structlog.reset_defaults()
 
 
 @pytest.fixture(autouse=True)

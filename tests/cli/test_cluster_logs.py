@@ -25,7 +25,6 @@ def logs(tmp_path: Path) -> Iterator[list[BrokerThread]]:
     """Three brokers. What they log is not among what commands print."""
     structlog.configure(logger_factory=structlog.ReturnLoggerFactory())
     with ExitStack() as opened:
-        opened.callback(structlog.reset_defaults)
         yield [opened.enter_context(BrokerThread(tmp_path / name)) for name in ("a", "b", "c")]
 
 

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 from unittest.mock import patch
 
 import pytest
@@ -71,12 +70,9 @@ LEAST_PER_SEED = {
 
 
 @pytest.fixture(autouse=True)
-def _quiet() -> Iterator[None]:
-    """Drop the log of the broker, for these tests only."""
-    before = structlog.get_config()
+def _quiet() -> None:
+    """Drop the log of the broker."""
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(50))
-    yield
-    structlog.configure(**before)
 
 
 def _run_seeds(first: int, last: int) -> Counter[str]:

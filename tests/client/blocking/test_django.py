@@ -12,7 +12,6 @@ from io import StringIO
 from typing import Any
 
 import pytest
-import structlog
 from django.core import checks
 from django.core.exceptions import PermissionDenied
 from django.core.management import CommandError, call_command
@@ -330,7 +329,6 @@ def test_a_handler_that_cannot_be_imported_is_named() -> None:
 def test_a_handler_that_fails_is_seen_on_stderr(
     world: World, own: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    structlog.reset_defaults()
     monkeypatch.setattr(logging.getLogger(), "handlers", [])  # pytest's
     incoming, said = f"{world.topic}-fails", StringIO()
     world.client.send(incoming, b"o-1")

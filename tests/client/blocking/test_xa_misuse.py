@@ -238,8 +238,6 @@ def test_a_reader_that_is_lost_after_the_decision_is_logged(
         await follow(branch)
 
     monkeypatch.setattr(DatabaseBranch, "follow", lost)
-    # An earlier test may have configured it, and events would go there.
-    monkeypatch.setattr("structlog.is_configured", lambda: False)
     with ledgers.client.xa(*ledgers.connections) as tx:
         notify(ledgers)
         tx.send(ledgers.topic, b"o-1")

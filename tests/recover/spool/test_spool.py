@@ -154,9 +154,8 @@ def test_the_identity_has_the_incarnation_of_the_log() -> None:
 
 
 def test_a_spool_of_a_restored_log_is_drained_and_says_so(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr("structlog.is_configured", lambda: False)
     disk, log_id = new_disk(), UUID(int=1)
     spool = new_spool(disk)
     store(spool, batch(0, b"a"))
