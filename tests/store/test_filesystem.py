@@ -287,6 +287,15 @@ def test_errors_of_the_system_are_translated(
     assert raised.value.hint
 
 
+def test_a_sync_does_not_ask_for_the_times_of_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = RealFileSystem().create(f"{tmp_path}/a")
+    with monkeypatch.context() as patched:
+        patched.delattr(os, "fstat")
+        file.fdatasync()
+
+
 def test_a_write_that_the_kernel_cuts_short_is_finished(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

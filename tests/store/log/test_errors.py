@@ -24,6 +24,7 @@ from tests.store.log.harness import (
 )
 from tests.store.simfs import SimFS
 from txmq.errors import DiskFull, StoreClosed, StoreError
+from txmq.store import filesystem
 from txmq.store.filesystem import RealFileSystem
 from txmq.store.log.log import Log
 from txmq.store.log.segment import list_segments
@@ -226,7 +227,11 @@ def test_a_log_whose_segment_is_deleted_acknowledges_nothing_more() -> None:
         append(log, history, Random(3))
 
 
-def test_a_deleted_file_has_no_name_though_another_has_it(tmp_path: Path) -> None:
+@pytest.mark.parametrize("statx", [filesystem._STATX, None, lambda *_: -1])
+def test_a_deleted_file_has_no_name_though_another_has_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, statx: object
+) -> None:
+    monkeypatch.setattr(filesystem, "_STATX", statx)
     fs, path = RealFileSystem(), tmp_path / "file"
     file = fs.create(str(path))
     file.fdatasync()
