@@ -66,14 +66,14 @@ class Cost(NamedTuple):
 AT_ONCE: Final = 64
 # client, broker, writes, statements, trips
 COSTS: Final[dict[str, Cost]] = {
-    "one send": Cost(33, 113, 1, 0, 0),
-    "one send of a handler": Cost(38, 138, 1, 0, 0),
-    "64 outstanding sends": Cost(894, 381, 3, 0, 0),
-    "half message and commit": Cost(158, 270, 2, 0, 0),
-    "row and message": Cost(244, 279, 2, 4, 4),
-    "row and message, asyncio": Cost(368, 279, 2, 4, 4),
-    "64 acked messages": Cost(1358, 244, 2, 0, 0),
-    "64 messages with an inbox": Cost(6244, 244, 2, 448, 129),
+    "one send": Cost(31, 103, 1, 0, 0),
+    "one send of a handler": Cost(36, 128, 1, 0, 0),
+    "64 outstanding sends": Cost(892, 351, 3, 0, 0),
+    "half message and commit": Cost(154, 250, 2, 0, 0),
+    "row and message": Cost(242, 259, 2, 4, 4),
+    "row and message, asyncio": Cost(364, 259, 2, 4, 4),
+    "64 acked messages": Cost(1354, 231, 2, 0, 0),
+    "64 messages with an inbox": Cost(6240, 231, 2, 448, 129),
 }
 
 BODY: Final = bytes(256)

@@ -224,12 +224,10 @@ class ReplicaMachine:
         writer, process = self.log._writer, self._process
         extend = writer._extend
 
-        def refuse() -> None:
-            raise DiskFull("no space")
-
         def extend_unless_full(size: int) -> None:
             if self.is_full and process == self._process:
-                writer._attempt(refuse, making_room=True)
+                writer._making_room = True
+                raise DiskFull("no space")
             extend(size)
 
         writer._extend = extend_unless_full  # type: ignore[method-assign]

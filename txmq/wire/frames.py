@@ -98,25 +98,21 @@ class FrameDecoder:
         """
         if self._error is not None:
             raise self._error
+        frames: list[Frame] = []
         try:
-            return self._feed(data)
+            at = self._continue(data, frames) if self._head else 0
+            while at < len(data):
+                end, payload = self._end(data, at), at + HEADER.size
+                if end is None or end > len(data):
+                    self._head += data[at:payload]
+                    self.pending = len(self._head)
+                    self._hold(memoryview(data)[payload:])
+                    break
+                frames.append(_checked(data[at:payload], data[payload:end]))
+                at = end
         except RemoteProtocolError as error:
             self._error = error
             raise
-
-    def _feed(self, data: bytes) -> list[Frame]:
-        frames: list[Frame] = []
-        at = 0
-        if self._head:
-            at = self._continue(data, frames)
-        while (end := self._end(data, at)) is not None and end <= len(data):
-            frames.append(_checked(data[at : at + HEADER.size], data[at + HEADER.size : end]))
-            at = end
-        if at < len(data):
-            payload = at + HEADER.size
-            self._head += data[at:payload]
-            self.pending = len(self._head)
-            self._hold(memoryview(data)[payload:])
         return frames
 
     def _continue(self, data: bytes, frames: list[Frame]) -> int:

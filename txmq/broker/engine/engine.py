@@ -377,7 +377,7 @@ class Engine:
 
     def _retry_later(self, flush: Flush) -> None:
         """Retry a write that found no space, with the records that come until then."""
-        log.error("engine.disk_full", bytes=flush.size)
+        log.error("engine.disk_full", bytes=flush.end - self.store.durable)
         self._unwritten, self._flush_planned = flush, True
         self._clock.callLater(FULL_DISK_S, self._flush)
 
@@ -444,7 +444,7 @@ class Engine:
         return (
             self.replicate is None
             and (len(self._pending) == 1 or self._mean_write_s < self._quick_s)
-            and flush.size <= INLINE_BYTES
+            and flush.end - self.store.durable <= INLINE_BYTES
             and not self.store.busy
         )
 

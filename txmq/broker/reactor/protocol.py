@@ -140,9 +140,12 @@ class ClientSession(Protocol):
     def dataReceived(self, data: bytes) -> None:
         if self._ignoring:
             return
+        decoder = self._decoder
         try:
-            self._requests += self._decoder.feed(data)
-            self._note_unfinished_frame()
+            was_unfinished = decoder.pending
+            self._requests += decoder.feed(data)
+            if was_unfinished or decoder.pending:
+                self._note_unfinished_frame()
             self._work()
         except (ProtocolError, RequestRejected) as error:
             self._end_conversation(error)

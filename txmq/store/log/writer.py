@@ -17,7 +17,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from time import perf_counter
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 from uuid import UUID
 
 from txmq.errors import DiskFull, StoreClosed, StoreError
@@ -25,7 +25,6 @@ from txmq.store.filesystem import Bytes, File, FileSystem
 from txmq.store.log.latency import Latencies
 from txmq.store.log.segment import HEADER_SIZE, SegmentHeader, create_segment, segment_path
 
-T = TypeVar("T")
 # Of a step: the zeros that a write adds where it finds none. Its sync carries them, and
 # 1 MiB takes a quick disk 3 ms. It also brings the file's new size to disk, so that
 # many syncs with few zeros would take longer.
@@ -48,11 +47,6 @@ class Flush(NamedTuple):
 
     writes: list[SegmentWrite]
     end: int
-
-    @property
-    def size(self) -> int:
-        """The number of bytes to write."""
-        return sum(write.end - write.start for write in self.writes)
 
 
 class Sizes(NamedTuple):
@@ -98,6 +92,7 @@ class LogWriter:
         self._file = fs.open(segment_path(directory, tail.first), write=True)
         self.first, self.end, self._zeroed = tail
         self._failure = ""
+        self._making_room = False  # only then may what found no space be tried again
         self.synced = tail.end
         self.accepting = True
         self.read_only = False
@@ -129,25 +124,11 @@ class LogWriter:
         the same flush again once `try_space` has returned True. Any other error is
         final.
         """
-        with self._lock:
-            self._check_usable()
-            started, before = perf_counter(), self.end
-            self._attempt(self._require_held)
-            for write in flush.writes:
-                if write.end > self.end:  # else an earlier attempt wrote it before DiskFull
-                    self._write_segment(write)
-            self.written += self.end - before
-            if sync:
-                self._sync()
-                self.latencies.observe(perf_counter() - started)
-            else:
-                self._attempt(self._require_held)
+        self._attempt(self._write, flush, sync)
 
     def sync(self) -> None:
         """Return once everything written is on disk."""
-        with self._lock:
-            self._check_usable()
-            self._sync()
+        self._attempt(self._sync)
 
     def limit_zeros(self, most: int) -> None:
         """Let writes add about `most` bytes of zeros, and larger writes none."""
@@ -161,17 +142,11 @@ class LogWriter:
         A step of zeros has to have room, so that a full disk is left behind by more
         than the next record needs.
         """
-        with self._lock:
-            self._check_usable()
-            size = min(self.end - self.first + self._sizes.step, self._sizes.segment)
-            try:
-                if size > self._zeroed:
-                    self._extend(size)
-                    self._sync()
-            except DiskFull:
-                return False
-            self.read_only, self.accepting = False, True
-            return True
+        try:
+            self._attempt(self._find_space)
+        except DiskFull:
+            return False
+        return True
 
     def close(self) -> None:
         """Close the file; unwritten records are lost. Idempotent."""
@@ -179,6 +154,44 @@ class LogWriter:
             if self.accepting or self.read_only:
                 self.accepting, self.read_only, self._failure = False, False, "is closed"
             self._file.close()
+
+    def _attempt(self, step: Callable[..., None], *args: object) -> None:
+        """Carry out a step, and record a failure of it.
+
+        Lack of room ends once there is some; any other failure is final.
+        """
+        with self._lock:
+            if not (self.accepting or self.read_only):
+                raise self.refusal()
+            try:
+                step(*args)
+            except BaseException as error:
+                self.accepting = False
+                self.read_only = self._making_room and isinstance(error, DiskFull)
+                self._making_room = False
+                if not self.read_only:
+                    self._failure = f"failed: {error}"
+                raise
+
+    def _write(self, flush: Flush, sync: bool) -> None:  # noqa: FBT001  # of `write`
+        started, before = perf_counter(), self.end
+        self._require_held()
+        for write in flush.writes:
+            if write.end > self.end:  # else an earlier attempt wrote it before DiskFull
+                self._write_segment(write)
+        self.written += self.end - before
+        if sync:
+            self._sync()
+            self.latencies.observe(perf_counter() - started)
+        else:
+            self._require_held()
+
+    def _find_space(self) -> None:
+        size = min(self.end - self.first + self._sizes.step, self._sizes.segment)
+        if size > self._zeroed:
+            self._extend(size)
+            self._sync()
+        self.read_only, self.accepting = False, True
 
     def _write_segment(self, write: SegmentWrite) -> None:
         if write.first != self.first:
@@ -188,53 +201,40 @@ class LogWriter:
             # A large write is followed by others, which would write over the zeros.
             zeros = self._zeros if write.end - self.end < self._large else 0
             self._extend(max(size, min(size + zeros, self._sizes.segment)))
-        self._attempt(self._file.pwrite, write.buffers, write.start - self.first)
+        self._file.pwrite(write.buffers, write.start - self.first)
         self.end = write.end
 
     def _roll(self, write: SegmentWrite) -> None:
         # The name of the next segment proves that this one is whole on disk: seal this
         # one first.
-        self._attempt(self._file.truncate, write.first - self.first)
-        self._attempt(self._file.fsync)
+        self._file.truncate(write.first - self.first)
+        self._file.fsync()
         self.synced, self._zeroed = write.first, write.first - self.first
         header = SegmentHeader(self._log_id, write.first, write.created_at)
-        file = self._attempt(self._create, header, making_room=True)
-        self._attempt(self._file.close)
+        file = self._create(header)
+        self._file.close()
         self._file, self.first, self._zeroed = file, write.first, HEADER_SIZE
 
     def _create(self, header: SegmentHeader) -> File:
+        self._making_room = True
         try:
-            return create_segment(self._fs, self._directory, header)
+            file = create_segment(self._fs, self._directory, header)
         except DiskFull:
             # The name may not exist. If it does and stays, the next attempt reports it.
             with suppress(StoreError):
                 self._fs.remove(segment_path(self._directory, header.first))
             raise
+        self._making_room = False
+        return file
 
     def _extend(self, size: int) -> None:
-        self._attempt(self._file.write_zeros, self._zeroed, size - self._zeroed, making_room=True)
+        self._making_room = True
+        self._file.write_zeros(self._zeroed, size - self._zeroed)
+        self._making_room = False
         self._zeroed = size
 
     def _sync(self) -> None:
-        self._attempt(self._file.fdatasync)
+        self._file.fdatasync()
         # Before anybody counts on it: a newer process may have written over it.
-        self._attempt(self._require_held)
+        self._require_held()
         self.synced = self.end
-
-    def _check_usable(self) -> None:
-        if not (self.accepting or self.read_only):
-            raise self.refusal()
-
-    def _attempt(self, step: Callable[..., T], *args: object, making_room: bool = False) -> T:
-        """Return the result of `step`, and record a failure of it.
-
-        Lack of room ends once there is some; any other failure is final.
-        """
-        try:
-            return step(*args)
-        except BaseException as error:
-            self.accepting = False
-            self.read_only = making_room and isinstance(error, DiskFull)
-            if not self.read_only:
-                self._failure = f"failed: {error}"
-            raise
