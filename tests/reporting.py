@@ -27,7 +27,7 @@ APART = ("tests/spark/test_cluster.py",)
 # Each test of these folders may run in another process.
 TEST_BY_TEST = ("simulation", "system")
 # The longest folders begin first, so that no process is left with one at the end.
-FIRST = ("spark", "demo", "system")
+FIRST = ("spark", "demo", "frameworks", "system")
 # At the very end there are tests only that take the least, so that all processes end
 # together.
 SHORT = ("batch", "core", "model", "store", "wire")

@@ -80,10 +80,6 @@ def first_line_of_stopped(running: Running) -> str:
     return line
 
 
-def output_lines(running: Running) -> list[str]:
-    return whole_lines(running.out)
-
-
 def group_view(client: Client, group: str) -> dict[str, Any]:
     return client.call("group.show", group=group)
 
@@ -104,7 +100,7 @@ def test_fault_74_an_ack_of_a_frozen_member_settles_nothing(
         )
         os.kill(slow.process.pid, signal.SIGCONT)
         assert slow.status() == 0
-        assert output_lines(slow) == ["0 1", "NotLeased", "1 1"], "the broker refuses its ack"
+        assert whole_lines(slow.out) == ["0 1", "NotLeased", "1 1"], "the broker refuses its ack"
         assert (group_view(client, group)["unsettled"], group_view(client, group)["leased"]) == (
             1,
             1,
@@ -136,8 +132,8 @@ def test_fault_74_a_frozen_handler_and_the_one_that_takes_over_have_one_effect(
         assert count(cursor, "SELECT count(*) FROM effects") == 0
         os.kill(slow.process.pid, signal.SIGCONT)
         assert (slow.status(), second.status()) == (0, 0)
-        assert output_lines(slow) == ["0 1", "duplicates 0"]
-        assert output_lines(second) == ["duplicates 1"]
+        assert whole_lines(slow.out) == ["0 1", "duplicates 0"]
+        assert whole_lines(second.out) == ["duplicates 1"]
         assert count(cursor, "SELECT count(*) FROM effects") == 1
     assert group_view(client, group)["unsettled"] == 0
 

@@ -10,17 +10,8 @@ import pytest
 
 from tests.broker.cluster.mock_cluster import MockCluster
 from tests.kafka_nodes import KafkaNodes, kafka_nodes
-from txmq.broker.cluster.kafka_client import KafkaAddress
 from txmq.broker.cluster.kafka_partition import _Worker
 from txmq.testing.wait import PATIENCE_S
-
-REAL_NOTE = KafkaAddress.note
-
-
-@pytest.fixture(autouse=True)
-def _quiet(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Threads of librdkafka outlive a test: their warnings would be the next one's."""
-    monkeypatch.setattr(KafkaAddress, "note", lambda _self, _error: None)
 
 
 @pytest.fixture(autouse=True)

@@ -11,7 +11,6 @@ import pytest
 from confluent_kafka import KafkaError
 from structlog.testing import capture_logs
 
-from tests.broker.cluster.conftest import REAL_NOTE
 from tests.broker.cluster.loop import Loop
 from tests.broker.cluster.mock_cluster import TOPIC, MockCluster
 from txmq.broker.cluster import kafka_client, kafka_partition
@@ -187,8 +186,8 @@ def test_trouble_of_one_kind_is_logged_once_a_minute(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(kafka_client, "monotonic", lambda: now[0])
     with capture_logs() as logged:
         for now[0] in (0.0, 59.0, 61.0):
-            REAL_NOTE(kafka, KafkaError(KafkaError._TRANSPORT))
-            REAL_NOTE(kafka, KafkaError(KafkaError._AUTHENTICATION))
+            kafka.note(KafkaError(KafkaError._TRANSPORT))
+            kafka.note(KafkaError(KafkaError._AUTHENTICATION))
     assert [line["hint"].split()[0] for line in logged] == ["are", "check"] * 2
 
 
