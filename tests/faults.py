@@ -827,6 +827,8 @@ FAULTS: dict[int, tuple[str, ...]] = {
         "test_users_get_memory_for_large_frames_in_turn",
         "test_small_unfinished_frames_of_one_user_cost_others_nothing",
         "test_so_many_large_frames_grow_at_a_time_as_there_is_memory_for",
+        "test_a_frame_that_came_whole_without_memory_does_not_stop_the_next",
+        "test_pieces_of_a_large_frame_keep_its_memory_behind_requests_that_wait",
         "test_whoever_is_slow_with_a_large_frame_is_cut_when_others_wait",
         "test_a_frame_has_a_time_by_its_length",
         "test_very_many_small_unfinished_frames_cost_the_oldest",

@@ -56,6 +56,35 @@ def test_a_large_frame_that_is_complete_makes_room_for_the_next(broker: BrokerIn
     assert is_read(clients[-1])
 
 
+def test_a_frame_that_came_whole_without_memory_does_not_stop_the_next(
+    broker: BrokerInMemory,
+) -> None:
+    """TLS delivers what it has received, though nobody reads on."""
+    clients = [broker.connect() for _ in range(ADMITTED + 1)]
+    whole = encode_frame(Opcode.PING, 5, bytes(limits.FRAME - 12))
+    for client in clients:
+        client.session.dataReceived(whole[:PIECE])  # type: ignore[attr-defined]
+    last = clients[-1]
+    assert not is_read(last)
+    last.session.dataReceived(whole[PIECE:])  # type: ignore[attr-defined]
+    assert last.replies()[0].status == 0
+    assert is_read(last)
+
+
+def test_pieces_of_a_large_frame_keep_its_memory_behind_requests_that_wait(
+    broker: BrokerInMemory,
+) -> None:
+    clients = [broker.connect() for _ in range(ADMITTED + 1)]
+    first, last = clients[0], clients[-1]
+    first.session.pause()  # type: ignore[attr-defined]  # so that its requests wait
+    first.session.dataReceived(encode_frame(Opcode.PING, 5, b""))  # type: ignore[attr-defined]
+    for client in clients:
+        begin(client, PIECE)
+    assert not is_read(last)
+    first.session.dataReceived(bytes(PIECE))  # type: ignore[attr-defined]
+    assert not is_read(last), "it has no memory yet"
+
+
 def test_a_broker_that_drains_reads_on_what_waited_for_memory(broker: BrokerInMemory) -> None:
     """Unread bytes would make the kernel reset the connection, and lose replies."""
     clients = [broker.connect() for _ in range(ADMITTED + 1)]

@@ -140,22 +140,19 @@ class ClientSession(Protocol):
     def dataReceived(self, data: bytes) -> None:
         if self._ignoring:
             return
-        decoder = self._decoder
+        decoder, memory = self._decoder, self._shared.frames
+        was_unfinished = decoder.pending
         try:
-            was_unfinished = decoder.pending
-            self._requests += decoder.feed(data)
-            if was_unfinished or decoder.pending:
-                self._note_unfinished_frame()
+            frames = decoder.feed(data)
+            self._requests += frames
+            if was_unfinished and frames:
+                memory.finish(self)
+                self._no_memory = False
+            if decoder.pending:
+                self._no_memory = not memory.update(self, decoder.pending, decoder.expected)
             self._work()
         except (ProtocolError, RequestRejected) as error:
             self._end_conversation(error)
-
-    def _note_unfinished_frame(self) -> None:
-        decoder, frames = self._decoder, self._shared.frames
-        if self._requests or not decoder.pending:
-            frames.finish(self)
-        if decoder.pending:
-            self._no_memory = not frames.update(self, decoder.pending, decoder.expected)
 
     def admit_frame(self) -> None:
         """Read on: there is memory for the unfinished frame."""
