@@ -1203,6 +1203,7 @@ FAULTS: dict[int, tuple[str, ...]] = {
         "test_a_cancelled_run_gives_its_messages_back",
         "test_a_cancelled_inbox_loses_and_doubles_nothing",
         "test_a_cancelled_life_leaves_nothing_behind",
+        "test_a_join_that_is_cancelled_when_it_succeeds_leaves_nothing_behind",
     ),
     203: (
         "test_another_loop_is_refused",

@@ -22,6 +22,7 @@ from tests.client.real import RealBroker
 from tests.client.scripted_member import fresh
 from tests.freezing import freeze
 from txmq.aio import Client, Consumer, outcome_of
+from txmq.client.aio.consumer.group_member import LoopMember
 from txmq.client.protocol.offsets import FileOffsets
 from txmq.errors import (
     BrokerUnavailable,
@@ -256,6 +257,34 @@ def test_a_cancelled_life_leaves_nothing_behind(real: RealBroker, step: int) -> 
         task.cancel()
         with suppress(asyncio.CancelledError):
             await task
+
+    run(story())
+
+
+@pytest.mark.parametrize("turns", range(6))
+def test_a_join_that_is_cancelled_when_it_succeeds_leaves_nothing_behind(
+    real: RealBroker, turns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Cancel so many turns of the loop after the member has joined."""
+    when_serving = LoopMember.when_serving
+
+    async def story() -> None:
+        joined = asyncio.Event()
+
+        async def served(member: LoopMember) -> None:
+            await when_serving(member)
+            joined.set()
+
+        monkeypatch.setattr(LoopMember, "when_serving", served)
+        async with connected(real) as client:
+            await client.send(topic := fresh("t"), b"x")
+            joining = asyncio.create_task(client.consumer(fresh("g"), [topic]))
+            await joined.wait()
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            joining.cancel()
+            with suppress(asyncio.CancelledError):
+                await joining
 
     run(story())
 

@@ -59,21 +59,22 @@ class LoopMembers(MemberSet[LoopMember]):
 
         Raises BrokerUnavailable where none does, and the refusal of a broker.
         """
+        try:
+            await self._join(seconds)
+        except BaseException:  # a refusal, or a cancellation at any await
+            await self._abandon()
+            raise
+
+    async def _join(self, seconds: float) -> None:
         joins = [self.loop.create_task(member.when_serving()) for member in self.members]
         try:
             await asyncio.wait(joins, timeout=seconds, return_when=asyncio.FIRST_EXCEPTION)
-        except asyncio.CancelledError:
-            await self._abandon()
-            raise
         finally:
             for join in joins:
                 join.cancel()
             await asyncio.gather(*joins, return_exceptions=True)
-        if all(member.serving for member in self.members):
-            return
         error = self.join_error(seconds)
         if error is not None:
-            await self._abandon()
             raise error
 
     async def join_at(self, core: AioCore) -> None:
