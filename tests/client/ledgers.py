@@ -38,6 +38,7 @@ class Ledgers:
         self.dsns, self.broker, self.client = dsns, broker, client
         self.connections: list[Connection] = []
         self.topic = f"ledger-{next(_topics)}"
+        self._earlier = self._all_undecided()
 
     @property
     def last(self) -> Connection:
@@ -76,8 +77,13 @@ class Ledgers:
         same = all(found == set(orders) for found in (*self.rows(), self.messages()))
         return same and not self.prepared() and not self.undecided()
 
-    def undecided(self) -> list[Any]:
-        return list(self.client.call("tx.list", state="undecided")["transactions"])
+    def undecided(self) -> set[str]:
+        """Return the tokens of undecided transactions that no earlier test has left."""
+        return self._all_undecided() - self._earlier
+
+    def _all_undecided(self) -> set[str]:
+        listed = self.client.call("tx.list", state="undecided", limit=10_000)
+        return {one["token"] for one in listed["transactions"]}
 
     def state(self, tx: XaTransaction) -> str:
         """Return the home broker's decision."""
