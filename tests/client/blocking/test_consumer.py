@@ -14,6 +14,7 @@ from tests.client.real_consumers import drain, floors, receive, shown
 from tests.client.scripted_member import fresh
 from txmq.client.blocking.client import Client
 from txmq.client.blocking.consumer.consumer import Consumer
+from txmq.client.blocking.consumer.members import ThreadedMembers
 from txmq.client.protocol.consumer.settings import MAX_FILTER
 from txmq.errors import GroupMismatch, LocalProtocolError, NotLeased
 from txmq.model.message import Message, ReceivedMessage
@@ -43,6 +44,19 @@ def test_messages_arrive_with_all_that_was_sent_and_acked_ones_do_not_come_again
     )
     assert (message.message_id, message.attempt) == (receipt.message_id, 1)
     wait_until(lambda: floors(client, group) == 1, what="the ack")
+
+
+def test_a_join_that_is_interrupted_leaves_no_thread(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(_members: ThreadedMembers) -> bool:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(ThreadedMembers, "join_is_over", interrupt)
+    client.send(topic := fresh("t"), b"x")
+    with pytest.raises(KeyboardInterrupt):
+        client.consumer(group := fresh("g"), [topic])
+    assert f"txmq-{group}" not in {thread.name for thread in threading.enumerate()}
 
 
 def test_receive_waits_for_messages_and_no_longer_than_its_timeout(

@@ -56,13 +56,20 @@ class ThreadedMembers(MemberSet[ThreadedMember]):
         """
         for member in self.members:
             member.thread.start()
-        with self.changed:
-            self.changed.wait_for(self.join_is_over, timeout)
-            error = self.join_error(timeout)
+        try:
+            with self.changed:
+                self.changed.wait_for(self.join_is_over, timeout)
+                error = self.join_error(timeout)
+        except BaseException:  # such as Ctrl-C
+            self._abandon()
+            raise
         if error is not None:
-            run_concurrently([member.abandon for member in self.members])
+            self._abandon()
             # The last attempts are over now, and their errors are known.
             raise self.join_error(timeout) or error
+
+    def _abandon(self) -> None:
+        run_concurrently([member.abandon for member in self.members])
 
     def join_at(self, core: BlockingCore) -> None:
         """Join the group at a broker that was found, and wait until that is done. A
