@@ -452,11 +452,11 @@ def _in_use(path: str, how: str) -> DirectoryInUse:
 
 
 def _has_name(fd: int) -> bool:
-    """Return whether somebody can still find an open file.
+    """Return whether somebody can still find a file that is being written.
 
-    It must not ask for the file's times: since Linux 6.13 the next write would get a
-    time of its own for that, which the kernel journals, and its sync would take half as
-    long again (docs/decisions/0005).
+    It must not ask for the file's times, as `fstat` does: from Linux 6.13 on the next
+    write would get a time of its own, which the kernel journals, and its sync would
+    take half as long again (docs/decisions/0005).
     """
     found, flags = ctypes.create_string_buffer(_STATX_BYTES), _AT_EMPTY_PATH | _AT_STATX_FORCE_SYNC
     if _STATX is None or _STATX(fd, b"", flags, _STATX_NLINK, found):

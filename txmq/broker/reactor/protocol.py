@@ -145,7 +145,7 @@ class ClientSession(Protocol):
         try:
             frames = decoder.feed(data)
             self._requests += frames
-            if was_unfinished and frames:
+            if was_unfinished and frames:  # of which it is the first
                 memory.finish(self)
                 self._no_memory = False
             if decoder.pending:
