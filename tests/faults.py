@@ -1656,6 +1656,7 @@ FAULTS: dict[int, tuple[str, ...]] = {
         "test_a_log_that_an_old_list_has_need_not_be_there",
     ),
     372: ("test_a_plan_is_of_one_log_and_knows_messages_of_all",),
+    373: ("test_news_is_taken_with_the_welcome_and_until_the_instance_is_registered",),
 }
 
 # Each bug with the names under which it is planted, or the test that must find it.

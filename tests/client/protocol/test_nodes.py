@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import pytest
 
 from txmq.client.protocol.address import Address, parse_url
 from txmq.client.protocol.conversation import SILENT_S, Conversation, LogIdentity
+from txmq.client.protocol.identity import ProducerInstance
 from txmq.errors import NotLeader, RemoteProtocolError
 from txmq.wire.data_requests import Opcode
-from txmq.wire.frames import encode_frame
+from txmq.wire.frames import FrameDecoder, encode_frame
 from txmq.wire.hello import BrokerLimits, Welcome
 from txmq.wire.status import error_reply
 
@@ -60,17 +61,21 @@ def test_a_single_address_that_was_silent_has_all_the_time() -> None:
     assert list(log.in_turn([A], six)) == [(A, 6)]
 
 
-def welcome(epoch: int, *nodes: str) -> Welcome:
+def welcome(epoch: int, *nodes: str, log_id: UUID = LOG_ID) -> Welcome:
     return Welcome(
-        version=1, broker="n", log_id=LOG_ID, boot_epoch=epoch,
+        version=1, broker="n", log_id=log_id, boot_epoch=epoch,
         limits=BrokerLimits(frame=9_999, message=9_999), nodes=nodes,
     )  # fmt: skip
+
+
+def correlations(requests: list[bytes]) -> list[int]:
+    return [frame.correlation for frame in FrameDecoder().feed(b"".join(requests))]
 
 
 def greeted(log: LogIdentity, epoch: int, *nodes: str) -> Conversation:
     """Return a conversation after its welcome."""
     conversation = Conversation(None, log)
-    correlation = int.from_bytes(b"".join(conversation.hello())[12:16], "little")
+    (correlation,) = correlations(conversation.hello())
     conversation.receive(encode_frame(Opcode.HELLO, correlation, welcome(epoch, *nodes).encode()))
     return conversation
 
@@ -86,6 +91,22 @@ def test_a_node_is_superseded_once_another_one_proves_that_it_leads() -> None:
     assert first.is_superseded
     assert not second.is_superseded
     assert not log.silent
+
+
+def test_news_is_taken_with_the_welcome_and_until_the_instance_is_registered() -> None:
+    log, instance = LogIdentity(), ProducerInstance("a-1")
+    conversation, log_id = Conversation("orders", log, instance), uuid4()
+    hello, register = correlations(conversation.hello())
+    first, then, last = (welcome(1, at, log_id=log_id).encode() for at in ("a:1", "b:2", "c:3"))
+    together = encode_frame(Opcode.HELLO, hello, first) + encode_frame(Opcode.HELLO, 0, then)
+    assert conversation.receive(together) == []
+    assert (log.nodes, conversation.welcome) == ((B,), None)
+    conversation.receive(encode_frame(Opcode.HELLO, 0, last))
+    assert conversation.receive(encode_frame(Opcode.CALL, register, b'{"epoch":7}')) == []
+    assert (log.nodes, instance.epoch) == ((C,), 7)
+    assert conversation.welcome is not None
+    with pytest.raises(RemoteProtocolError):  # it is no news before the welcome
+        Conversation(None, log).receive(encode_frame(Opcode.HELLO, 0, last))
 
 
 @pytest.mark.parametrize("nodes", [[], [""], ["c:0", "c:port", "txmq://c", "c d:1"]])

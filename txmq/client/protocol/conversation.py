@@ -357,24 +357,24 @@ class Conversation:
         Raises RemoteProtocolError, LogChanged, or the error that the broker refused the
         hello with.
         """
+        replies = []
         frames = self._decoder.feed(data)
         self.in_large_reply = self._decoder.pending >= LARGE_REPLY_BYTES
-        asked = frames
         for frame in frames:
             if self._expected.pop(frame.correlation, None) != frame.opcode:
                 self._take_news(frame)
-                asked = [reply for reply in asked if reply is not frame]
-        frames = asked
-        while self.welcome is None and frames:
-            self._greet(frames.pop(0))
-        return frames
+            elif self.welcome is None:
+                self._greet(frame)
+            else:
+                replies.append(frame)
+        return replies
 
     def _take_news(self, frame: Frame) -> None:
         """Take a frame that was not asked for: a welcome as it would be now.
 
         Raises what any other one says.
         """
-        if self.welcome is not None and frame[:3] == NEWS:
+        if self._greeted is not None and frame[:3] == NEWS:
             self._log.take_news(Welcome.parse(frame))
             return
         error = _unexpected(frame)
