@@ -7,24 +7,28 @@ from pathlib import Path
 import pytest
 
 from tests.bench.__main__ import main
-from tests.bench.against import Compared, compared
+from tests.bench.against import Compared, Figure, compared, left_out
 
 UNITS = {"tx.rate": "tx/s", "tx.new": "tx/s", "tx.zero": "%"}
 
 
 def test_the_ratio_of_each_round_counts_and_their_median_is_told() -> None:
     rounds = [
-        ({"tx.rate": 100.0}, {"tx.rate": 90.0}),
-        ({"tx.rate": 50.0}, {"tx.rate": 50.0}),  # a slow round slows both sides
-        ({"tx.rate": 100.0}, {"tx.rate": 80.0}),
+        ({"tx.rate": Figure(100, 10)}, {"tx.rate": Figure(90, 11)}),
+        ({"tx.rate": Figure(50, 5)}, {"tx.rate": Figure(50, 5)}),  # a slow round slows both sides
+        ({"tx.rate": Figure(100, 10)}, {"tx.rate": Figure(80, 12)}),
     ]
-    assert compared(rounds, UNITS) == [Compared("tx.rate", "tx/s", 100.0, 80.0, (0.9, 1.0, 0.8))]
+    expected = Compared("tx.rate", "tx/s", 100.0, 80.0, (0.9, 1.0, 0.8), 1.1)
+    assert compared(rounds, UNITS) == [expected]
     assert compared(rounds, UNITS)[0].ratio == 0.9
 
 
 def test_rows_that_one_tree_lacks_or_that_were_0_are_left_out() -> None:
-    old, new = {"tx.rate": 1.0, "tx.zero": 0.0}, {"tx.rate": 1.0, "tx.zero": 0.0, "tx.new": 3.0}
-    assert [row.id for row in compared([(old, new)], UNITS)] == ["tx.rate"]
+    old = {"tx.rate": Figure(1), "tx.zero": Figure(0)}
+    new = old | {"tx.new": Figure(3)}
+    rows = compared([(old, new)], UNITS)
+    assert [row.id for row in rows] == ["tx.rate"]
+    assert left_out([(old, new)], rows) == ["tx.new", "tx.zero"]
     assert compared([(old, new), ({}, new)], UNITS) == []
 
 

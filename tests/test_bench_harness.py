@@ -263,13 +263,30 @@ def test_a_prefix_that_fits_nothing_is_wrong_usage(
     assert "store.quick" in capsys.readouterr().err
 
 
-def test_a_row_outside_its_benchmarks_prefix_is_a_mistake(options: list[str]) -> None:
+def test_a_row_outside_its_benchmarks_prefix_is_a_mistake(
+    options: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     @benchmark("flow.orders", "rows of another area")
     def stray(run: Run) -> Iterator[Row]:
         yield row("tx.orders", "orders", "tx/s", 1)
 
-    with pytest.raises(ValueError, match=r"flow\.orders"):
-        main(options, [stray])
+    assert main(options, [stray, fine]) == 1
+    output = capsys.readouterr().out
+    assert "not run: flow.orders: ValueError: " in output
+    assert "tx.fine" in output
+
+
+def test_an_interrupt_leaves_what_was_measured(
+    tmp_path: Path, options: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    @benchmark("tx.slow", "one that is interrupted")
+    def slow(run: Run) -> Iterator[Row]:
+        yield row("tx.slow_first", "first", "µs", 5)
+        raise KeyboardInterrupt
+
+    assert main(options, [fine, slow, quick]) == 130
+    assert set(written(tmp_path)) == {"tx.fine", "tx.slow_first"}
+    assert "tx.slow_first" in capsys.readouterr().out
 
 
 def test_the_suite_has_each_benchmark_that_is_written() -> None:

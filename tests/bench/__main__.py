@@ -9,17 +9,20 @@ With `--against`, the rows of this tree and of a commit in alternating rounds, a
 ratios (`tests/bench/against.py`).
 
 The exit status is 0 if all benchmarks ran, whether goals were met or not; 1 if a
-benchmark could not run; 2 for wrong usage.
+benchmark could not run; 2 for wrong usage; 130 after an interrupt or SIGTERM. The table
+has what was measured until then.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
 import tempfile
 from collections.abc import Sequence
 from contextlib import closing
+from math import inf
 from pathlib import Path
 from typing import NamedTuple
 
@@ -77,9 +80,10 @@ def run_all(
                         highlight=False,
                         soft_wrap=True,
                     )
-            except BenchError as error:
-                result.failures.append(f"{one.prefix}: {error}")
-                progress.print(f"  {error}", style="red", markup=False, soft_wrap=True)
+            except Exception as error:  # noqa: BLE001  # whatever a server or a tool raises
+                kind = "" if isinstance(error, BenchError) else f"{type(error).__name__}: "
+                result.failures.append(f"{one.prefix}: {kind}{error}")
+                progress.print(f"  {kind}{error}", style="red", markup=False, soft_wrap=True)
             progress.advance(task)
 
 
@@ -152,24 +156,26 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=3, help="rounds of --against (3)")
     parser.add_argument("--list", action="store_true", help="list the benchmarks and exit")
     parsed = parser.parse_args(argv)
-    if parsed.scale <= 0:
-        parser.error(f"--scale must be above 0, not {parsed.scale}")
+    if not 0 < parsed.scale < inf:
+        parser.error(f"--scale must be above 0 and finite, not {parsed.scale}")
+    if not parsed.out.resolve().parent.is_dir():
+        parser.error(f"--out: there is no directory {parsed.out.resolve().parent}")
     if parsed.rounds < 1:
         parser.error(f"--rounds must be at least 1, not {parsed.rounds}")
     return parsed
 
 
 def compare(options: argparse.Namespace, progress: Console, output: Console) -> int:
-    """Measure this tree beside a commit; 1 if one of them has no figures."""
+    """Measure this tree beside a commit; 1 if a benchmark of one of them failed."""
     passed = ["--only", options.only, "--scale", str(options.scale)]
     passed += ["--directory", str(options.directory.resolve())]
     passed += ["--dsn", options.dsn] if options.dsn else []
     try:
-        run_against(options.against, options.rounds, passed, progress, output)
+        complete = run_against(options.against, options.rounds, passed, progress, output)
     except BenchError as error:
         progress.print(str(error), style="red", markup=False, soft_wrap=True)
         return 1
-    return 0
+    return 0 if complete else 1
 
 
 def main(argv: Sequence[str] | None = None, benchmarks: Sequence[Benchmark] = BENCHMARKS) -> int:
@@ -193,7 +199,7 @@ def main(argv: Sequence[str] | None = None, benchmarks: Sequence[Benchmark] = BE
     progress.print(machine_line(options.directory), highlight=False, soft_wrap=True)
     if options.against:
         return compare(options, progress, output)
-    result = SuiteResult([], [])
+    result, interrupted = SuiteResult([], []), False
     with (
         tempfile.TemporaryDirectory(dir=options.directory.resolve()) as directory,
         closing(BenchDatabase(dsn)) as database,
@@ -206,11 +212,16 @@ def main(argv: Sequence[str] | None = None, benchmarks: Sequence[Benchmark] = BE
                 result,
                 progress,
             )
+        except KeyboardInterrupt:
+            interrupted = True
         finally:
             options.out.write_bytes(ROWS.dump_json(result.rows, indent=1) + b"\n")
     report(result, output)
+    if interrupted:
+        return 130
     return 1 if result.failures else 0
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # servers end with the run
     sys.exit(main())

@@ -21,6 +21,8 @@ from txmq.testing.wait import wait_until
 
 CLIENT = "tests.bench.clients.celery_tasks"
 READY_S = 60.0
+# What the script of /usr/sbin starts, which changes the user.
+RABBITMQ = "/usr/lib/rabbitmq/bin/rabbitmq-server"
 HERE = "127.0.0.1"
 
 
@@ -62,6 +64,7 @@ def _pair(
 @contextmanager
 def redis(directory: Path) -> Iterator[str]:
     """Run Redis without persistence."""
+    _require("redis-server")
     port = free_port()
     argv = ["redis-server", "--port", str(port), "--bind", HERE, "--save", "", "--dir", "."]
     with _serving(argv, directory, port, {}):
@@ -71,6 +74,7 @@ def redis(directory: Path) -> Iterator[str]:
 @contextmanager
 def rabbitmq(directory: Path) -> Iterator[str]:
     """Run RabbitMQ, with a node's daemon of its own."""
+    _require(RABBITMQ, "epmd")
     port, epmd, distribution = free_port(), free_port(), free_port()
     settings = {
         "RABBITMQ_NODENAME": f"txmq{port}@localhost",
@@ -85,9 +89,8 @@ def rabbitmq(directory: Path) -> Iterator[str]:
         "ERL_EPMD_ADDRESS": HERE,
         "HOME": str(directory),
     }
-    # The script of /usr/sbin changes the user; this is what it starts.
     try:
-        with _serving(["/usr/lib/rabbitmq/bin/rabbitmq-server"], directory, port, settings):
+        with _serving([RABBITMQ], directory, port, settings):
             yield f"amqp://guest:guest@{HERE}:{port}//"
     finally:  # the server has left a daemon behind, which ends when it knows of no node
         ending = partial(
@@ -104,8 +107,6 @@ def rabbitmq(directory: Path) -> Iterator[str]:
 def _serving(
     argv: list[str], directory: Path, port: int, settings: Mapping[str, str]
 ) -> Iterator[None]:
-    if shutil.which(argv[0]) is None:
-        raise BenchError(f"{argv[0]} is missing: install Debian's redis-server, rabbitmq-server")
     directory.mkdir()
     with (directory / "out").open("wb") as out:
         process = subprocess.Popen(
@@ -119,6 +120,12 @@ def _serving(
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
+
+
+def _require(*programs: str) -> None:
+    missing = ", ".join(program for program in programs if shutil.which(program) is None)
+    if missing:
+        raise BenchError(f"{missing} is missing: install Debian's redis-server, rabbitmq-server")
 
 
 def _answers(port: int) -> bool:
