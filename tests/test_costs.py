@@ -1,5 +1,5 @@
-"""The table of costs: no operation makes another number of calls, statements or round
-trips than it says.
+"""The table of costs: no operation makes another number of calls, writes, statements or
+round trips than it says.
 """
 
 from __future__ import annotations
@@ -13,6 +13,10 @@ RISE = (
     "`python -m tests.bench.costs --functions` shows each function"
 )
 FALL = "it costs less: lower it in COSTS in tests/bench/costs.py, so that it stays so"
+
+
+def test_each_operation_has_its_row() -> None:
+    assert list(COSTS) == list(OPERATIONS)
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)

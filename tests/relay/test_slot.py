@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from dataclasses import replace
 
 import pytest
 from psycopg2.extensions import make_dsn
@@ -216,7 +217,7 @@ def test_a_password_is_not_shown(logical_database: str) -> None:
 
 
 def test_a_standby_is_refused(monkeypatch: pytest.MonkeyPatch, connection: Connection) -> None:
-    standby = read_server(connection)._replace(in_recovery=True)
+    standby = replace(read_server(connection), in_recovery=True)
     monkeypatch.setattr("txmq.relay.slot.read_server", lambda _connection: standby)
     with pytest.raises(UnsupportedServer, match="standby"):
         slot.create(connection, NAME)

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
+import psycopg
 import pytest
 
 import txmq.aio
@@ -544,3 +545,59 @@ def test_a_cancellation_that_comes_when_all_is_stored(
             assert await scene.agrees() == {"hook": set(), "commit": {"o-1"}}[by]
 
     run(story())
+
+
+def test_an_exit_behind_a_refused_rollback_is_the_callers_own(world: World) -> None:
+    """It is raised in his task: of another one it would end the loop."""
+    own = SystemExit("mine")
+
+    async def story() -> None:
+        async with _with_psycopg(world) as (client, connection):
+            with pytest.raises(SystemExit) as raised:  # noqa: PT012
+                async with client.transaction(connection):
+                    await connection.execute("INSERT INTO orders (id) VALUES ('o-1')")
+                    try:
+                        raise own
+                    finally:
+                        await connection.rollback()
+            assert raised.value is own
+
+    run(story())
+    assert world.orders() == set()
+
+
+@pytest.mark.parametrize("cancellations", [1, 2])
+def test_a_cancelled_block_whose_caller_committed_is_of_unknown_outcome(
+    world: World, cancellations: int
+) -> None:
+    async def story() -> None:
+        async with _with_psycopg(world) as (client, connection):
+            inside = asyncio.Event()
+
+            async def work() -> None:
+                async with client.transaction(connection):
+                    await connection.execute("INSERT INTO orders (id) VALUES ('o-1')")
+                    connection.pgconn.exec_(b"COMMIT")  # past the watch
+                    inside.set()
+                    await asyncio.Event().wait()
+
+            task = asyncio.create_task(work())
+            await inside.wait()
+            for _ in range(cancellations):
+                task.cancel()
+                await asyncio.sleep(0)
+            with pytest.raises(asyncio.CancelledError) as cancelled:
+                await task
+            assert outcome_of(cancelled.value) == "unknown"
+
+    run(story())
+    assert world.orders() == {"o-1"}
+
+
+@asynccontextmanager
+async def _with_psycopg(world: World) -> AsyncIterator[tuple[Client, psycopg.AsyncConnection]]:
+    async with (
+        txmq.aio.connect(world.broker.url, service="orders") as client,
+        await psycopg.AsyncConnection.connect(world.dsn) as connection,
+    ):
+        yield client, connection

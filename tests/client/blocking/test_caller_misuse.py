@@ -436,6 +436,33 @@ def test_a_deliberate_rollback_is_not_told_to_run_again(world: World) -> None:
     assert (world.orders(), world.messages()) == (set(), set())
 
 
+@pytest.mark.parametrize(
+    "late",
+    [
+        lambda tx, topic: tx.send(topic, b"o-2"),
+        lambda tx, _topic: tx.set_rollback_only("too late"),
+    ],
+)
+def test_what_comes_while_the_block_ends_is_refused(
+    world: World, monkeypatch: pytest.MonkeyPatch, late: Callable[[Transaction, str], None]
+) -> None:
+    """By another thread: nothing could be sent any more, nor rolled back."""
+    refused = list[LocalProtocolError]()
+
+    def at(place: str) -> None:
+        if place == "tx.before_commit":
+            with pytest.raises(LocalProtocolError, match="is ending") as raised:
+                late(tx, world.topic)
+            refused.append(raised.value)
+
+    monkeypatch.setattr(postgres, "crashpoint", at)
+    with world.client.transaction(world.connection) as tx:
+        put(world, tx, "o-1")
+    assert len(refused) == 1
+    tx.wait_published(PATIENCE_S)
+    assert world.orders() == world.messages() == {"o-1"}
+
+
 class ListCursor(extensions.cursor):
     """A cursor of an application's own, with rows of its own."""
 

@@ -11,7 +11,8 @@ import pytest
 
 from tests.client.scripted_broker import FakeBroker, HangUp, Silent
 from txmq.client.blocking.client import Client
-from txmq.client.blocking.transaction.decisions import send_decision
+from txmq.client.blocking.decision_pipeline import PendingDecision
+from txmq.client.protocol.transaction.decision import decide_request
 from txmq.errors import ClientClosed, Conflict
 from txmq.model.bundle import BundleState, DecideReceipt
 from txmq.model.message import COMMIT
@@ -42,6 +43,11 @@ def decided(fake: FakeBroker) -> list[bytes]:
     ]
 
 
+def sent(client: Client, token: UUID = TOKEN) -> PendingDecision:
+    request = decide_request(token, COMMIT, None)
+    return client._core.decision_pipeline.send(token, COMMIT, request)
+
+
 @pytest.fixture
 def client(fake: FakeBroker, connect: Connect) -> Client:
     """A client with an idle connection that soon repeats unanswered decisions."""
@@ -54,7 +60,7 @@ def client(fake: FakeBroker, connect: Connect) -> Client:
 def test_a_decision_goes_out_on_an_idle_connection_and_a_later_reply_brings_its_answer(
     fake: FakeBroker, client: Client
 ) -> None:
-    pending = send_decision(client._core, TOKEN, COMMIT)
+    pending = sent(client)
     client.send("orders", b"second")
     assert pending.answered
     assert pending.result(0) == DONE
@@ -62,14 +68,14 @@ def test_a_decision_goes_out_on_an_idle_connection_and_a_later_reply_brings_its_
 
 
 def test_a_caller_that_wants_the_answer_reads_it(fake: FakeBroker, client: Client) -> None:
-    assert send_decision(client._core, TOKEN, COMMIT).result(PATIENCE_S) == DONE
+    assert sent(client).result(PATIENCE_S) == DONE
     assert (fake.accepted, decided(fake)) == (1, [TOKEN.bytes])
 
 
 def test_an_answer_that_no_reply_follows_is_read_all_the_same(
     fake: FakeBroker, client: Client
 ) -> None:
-    pending = send_decision(client._core, TOKEN, COMMIT)
+    pending = sent(client)
     wait_until(lambda: pending.answered)
     assert (fake.accepted, decided(fake)) == (1, [TOKEN.bytes])
     client.send("orders", b"second")
@@ -82,7 +88,7 @@ def test_a_decision_whose_answer_is_lost_is_sent_again(
 ) -> None:
     answers = [first, first]
     fake.others = lambda _frame: answers.pop() if answers else DONE
-    pending = send_decision(client._core, TOKEN, COMMIT)
+    pending = sent(client)
     wait_until(lambda: len(decided(fake)) >= 3)
     assert pending.result(PATIENCE_S) == DONE
     assert set(decided(fake)) == {TOKEN.bytes}
@@ -90,19 +96,19 @@ def test_a_decision_whose_answer_is_lost_is_sent_again(
 
 def test_without_an_idle_connection_the_sender_sends_it(fake: FakeBroker, connect: Connect) -> None:
     fake.others = lambda _frame: DONE
-    assert send_decision(connect(fake.url)._core, TOKEN, COMMIT).result(PATIENCE_S) == DONE
+    assert sent(connect(fake.url)).result(PATIENCE_S) == DONE
 
 
 def test_a_connection_that_the_broker_has_closed_is_not_trusted(
     fake: FakeBroker, client: Client
 ) -> None:
     fake.hang_up()
-    assert send_decision(client._core, TOKEN, COMMIT).result(PATIENCE_S) == DONE
+    assert sent(client).result(PATIENCE_S) == DONE
 
 
 def test_a_refusal_is_an_answer(fake: FakeBroker, client: Client) -> None:
     fake.others = lambda _frame: Conflict("it was rolled back")
-    pending = send_decision(client._core, TOKEN, COMMIT)
+    pending = sent(client)
     with pytest.raises(Conflict):
         pending.result(PATIENCE_S)
     assert decided(fake) == [TOKEN.bytes]
@@ -114,7 +120,7 @@ def test_nothing_is_left_open_at_the_end(
 ) -> None:
     answers: list[Any] = [HangUp]
     fake.others = lambda frame: answers.pop() if answers else done(frame)
-    pending = [send_decision(client._core, UUID(int=n), COMMIT) for n in range(3)]
+    pending = [sent(client, UUID(int=n)) for n in range(3)]
     ends(client)
     assert [one.result(0) for one in pending] == [DONE] * 3
 
@@ -122,7 +128,7 @@ def test_nothing_is_left_open_at_the_end(
 def test_a_closed_client_sends_no_decision(client: Client) -> None:
     client.close()
     with pytest.raises(ClientClosed):
-        send_decision(client._core, TOKEN, COMMIT)
+        sent(client)
 
 
 def test_a_child_process_does_not_wait_for_its_parents_decisions(
@@ -130,12 +136,12 @@ def test_a_child_process_does_not_wait_for_its_parents_decisions(
 ) -> None:
     answers: list[Any] = [Silent]
     fake.others = lambda _frame: answers.pop() if answers else DONE
-    send_decision(client._core, TOKEN, COMMIT)
+    sent(client)
     wait_until(lambda: not answers)
     pid = os.fork()
     if not pid:  # nothing of pytest may run here
         try:
-            send_decision(client._core, UUID(int=8), COMMIT).result(PATIENCE_S)
+            sent(client, UUID(int=8)).result(PATIENCE_S)
             client.close()
             os._exit(0)
         finally:

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from dataclasses import replace
 from typing import Any
 
 import psycopg2
@@ -97,7 +98,7 @@ def test_effects_that_a_failover_behind_a_pooler_has_lost_come_again(
         found = await read_server(driver)
         looks.append(timelines[-1])
         identity = found.identity._replace(timeline=found.identity.timeline + timelines[-1])
-        return found._replace(identity=identity)
+        return replace(found, identity=identity)
 
     monkeypatch.setattr(inbox_opening, "read_server", server)
     monkeypatch.setattr(inbox, "EVERY_S", 0.05)

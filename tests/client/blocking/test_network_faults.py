@@ -24,7 +24,7 @@ from txmq.client.protocol.awaited import postgres
 from txmq.errors import BrokerUnavailable, TransactionAborted
 from txmq.testing.network import FaultProxy, NetworkConditions
 from txmq.testing.wait import PATIENCE_S, wait_until
-from txmq.tx.postgres.commit import CommitOutcome, guarded_commit
+from txmq.tx.postgres.commit import guarded_commit
 
 Connect = Callable[..., Client]
 
@@ -124,7 +124,7 @@ def at_commit(monkeypatch: pytest.MonkeyPatch) -> Callable[[Before], None]:
     """Set an action that happens right before the next COMMIT."""
 
     def set_up(before: Before) -> None:
-        async def commit(connection: Any, token: Any) -> CommitOutcome:
+        async def commit(connection: Any, token: Any) -> bool:
             monkeypatch.setattr(postgres, "guarded_commit", guarded_commit)
             before()
             return await guarded_commit(connection, token)

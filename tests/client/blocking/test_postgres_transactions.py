@@ -34,7 +34,6 @@ from txmq.testing.forked import run_source
 from txmq.testing.processes import ENVIRONMENT, Running
 from txmq.testing.wait import PATIENCE_S, wait_until
 from txmq.tx.postgres.blocking import guarded_commit
-from txmq.tx.postgres.commit import CommitOutcome
 from txmq.wire.data_requests import Opcode
 
 Connect = Callable[..., Client]
@@ -127,9 +126,9 @@ def test_a_commit_that_the_database_refuses_rolls_the_messages_back(world: World
 def test_a_commit_that_no_standby_has_confirmed_is_left_to_the_resolver(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def unconfirmed(driver: Any, token: Any) -> CommitOutcome:
+    async def unconfirmed(driver: Any, token: Any) -> bool:
         guarded_commit(driver, token)
-        return CommitOutcome(replicated=False)
+        return False
 
     monkeypatch.setattr(postgres, "guarded_commit", unconfirmed)
     with world.client.transaction(world.connection, check_after=0.2) as tx:

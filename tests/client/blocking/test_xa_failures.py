@@ -6,6 +6,7 @@ Votes of no and decisions of operators are among them.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -324,9 +325,8 @@ def test_a_server_that_prepares_nothing_is_refused_at_the_beginning(
     ledgers: Ledgers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def switched_off(driver: Any) -> Server:
-        return server_of(driver)._replace(
-            max_prepared_transactions=64 * (driver.connection is not ledgers.last)
-        )
+        allowed = 64 * (driver.connection is not ledgers.last)
+        return replace(server_of(driver), max_prepared_transactions=allowed)
 
     monkeypatch.setattr(database_branch, "server_of", switched_off)
     with pytest.raises(TwoPhaseOff, match="max_prepared_transactions"):

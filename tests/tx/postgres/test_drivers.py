@@ -7,6 +7,7 @@ import inspect
 import re
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 from uuid import uuid4
 
@@ -27,17 +28,18 @@ from txmq.errors import (
     TransactionAborted,
     TransactionEnded,
     TxmqError,
+    UnsupportedServer,
 )
 from txmq.postgres import EnlistConnection
 from txmq.testing.wait import PATIENCE_S
-from txmq.tx.postgres import caller
+from txmq.tx.postgres import caller, identity
 from txmq.tx.postgres.caller_block import CallerBlock
 from txmq.tx.postgres.commit import commit_and, guarded_commit
-from txmq.tx.postgres.driver import Status
+from txmq.tx.postgres.driver import Driver, Status
 from txmq.tx.postgres.drivers import async_driver, blocking_driver, driver_of, uninterrupted
 from txmq.tx.postgres.emit import write_emitted
 from txmq.tx.postgres.enlist import EnlistedBlock
-from txmq.tx.postgres.identity import server_of
+from txmq.tx.postgres.identity import Server, read_server, server_of
 from txmq.tx.postgres.inbox import Position, applied, claim, note_run, noted_run
 from txmq.tx.postgres.inbox_compaction import compact
 from txmq.tx.postgres.outbox import NewOutboxRow, enqueue, read_key_status, read_status
@@ -134,6 +136,22 @@ def test_a_block_commits_rows_and_token_rows(
     perform(scene)
     assert (1,) in business(database)
     assert tokens(database) == 2
+
+
+def test_a_standby_that_was_promoted_is_looked_at_again(
+    perform: Callable[[Scene], None], database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def standby(driver: Driver) -> Server:
+        return replace(await read_server(driver), in_recovery=True)
+
+    async def scene(one: Peer) -> None:
+        with monkeypatch.context() as patched:
+            patched.setattr(identity, "read_server", standby)
+            with pytest.raises(UnsupportedServer):
+                await server_of(one.driver)
+        assert (await server_of(one.driver)).identity == identity_of(database)
+
+    perform(scene)
 
 
 def test_a_swallowed_error_is_an_abort(perform: Callable[[Scene], None], database: str) -> None:
@@ -317,7 +335,7 @@ def test_a_transaction_that_is_open_is_joined(
             await one.execute("BEGIN")
         await one.execute(INSERT)
         block = await begun(one)
-        assert not block.begun
+        assert not one.driver.begun
         await finish(block)
         if one.driver.autocommit:
             await one.execute("BEGIN")

@@ -75,7 +75,7 @@ def floor(dsn: str) -> int:
 
 def stamp(connection: Connection) -> int | None:
     """Return the outbox's stamp in a transaction of its own."""
-    found = insert_token(connection, new_token(), [LOG]).outbox_stamps[LOG]
+    found = insert_token(connection, new_token(), [LOG]).brokers[LOG].outbox_stamp
     connection.commit()
     return found
 

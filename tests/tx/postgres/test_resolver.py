@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 
 import psycopg2
 import pytest
@@ -267,7 +268,7 @@ def test_a_standby_decides_nothing_and_a_promoted_one_does() -> None:
     group = ServerIdentity(system_id=7, timeline=1, database_oid=5)
     standby = Server(group, in_recovery=True, version=160000, max_prepared_transactions=0)
     assert group.why_not(standby, 1) == "the server is in recovery"
-    promoted = standby._replace(identity=group._replace(timeline=2), in_recovery=False)
+    promoted = replace(standby, identity=group._replace(timeline=2), in_recovery=False)
     assert group.why_not(promoted, 1, TimelineHistory(2, {1: 9})) == ""
 
 
@@ -414,7 +415,7 @@ def test_hidden_warnings_do_not_hide_that_a_standby_is_missing(
         insert_token(connection, token, [LOG])
         outcomes = list[bool]()
         committing = threading.Thread(
-            target=lambda: outcomes.append(guarded_commit(connection, token).replicated)
+            target=lambda: outcomes.append(guarded_commit(connection, token))
         )
         committing.start()
         wait_for_backend(crashable_postgres, backend_pid(connection), "wait_event = 'SyncRep'")
@@ -440,7 +441,7 @@ def test_nothing_is_decided_that_a_synchronous_standby_has_not_confirmed(
         insert_token(connection, token, [LOG])
         outcomes = list[bool]()
         committing = threading.Thread(
-            target=lambda: outcomes.append(guarded_commit(connection, token).replicated)
+            target=lambda: outcomes.append(guarded_commit(connection, token))
         )
         committing.start()
         wait_for_backend(crashable_postgres, backend_pid(connection), "wait_event = 'SyncRep'")

@@ -25,7 +25,7 @@ from uuid import UUID
 
 from txmq.errors import DatabaseError, LeaseRefused
 from txmq.tx.postgres.errors import NO_OBJECT, translated
-from txmq.tx.postgres.session import Connection, noted, plain_cursor
+from txmq.tx.postgres.session import Connection, Notices, plain_cursor
 
 _REPORT: Final = """
 INSERT INTO public.txmq_broker AS known (log_id, name, oldest_undecided, reported_at)
@@ -293,7 +293,7 @@ def _count_report(
         "remembered": int(known.remembered),
     }
     with plain_cursor(connection) as cursor:
-        with noted(connection) as notices:
+        with Notices(connection) as notices:
             cursor.execute(statement, counted | values)
         row = cursor.fetchone()
     if row is None:

@@ -12,7 +12,7 @@ from contextlib import (
 from itertools import count
 from typing import Final
 
-from txmq.errors import DatabaseError, LocalProtocolError, TransactionAborted
+from txmq.errors import DatabaseError, DatabaseUnavailable, LocalProtocolError, TransactionAborted
 from txmq.tx.postgres.driver import Driver, Status
 from txmq.tx.postgres.errors import (
     FAILED_EARLIER,
@@ -27,14 +27,21 @@ BEGIN: Final = "BEGIN ISOLATION LEVEL READ COMMITTED; "
 _savepoints = count(1)
 
 
-def require_usable(driver: Driver) -> None:
-    """Require a connection that can run statements.
+def require_usable(driver: Driver) -> Status:
+    """Require a connection that can run statements; return its status.
 
     Raises LocalProtocolError for a mode that does not suit, DatabaseUnavailable for a
     lost connection, TransactionAborted in the middle of a failed transaction.
     """
+    if driver.closed:
+        raise DatabaseUnavailable("the connection is closed", hint="open another one")
     driver.require_usable()
-    require_healthy(driver)
+    status = driver.status
+    if status is Status.UNKNOWN:
+        raise DatabaseUnavailable("the connection is lost", hint="open another one")
+    if status is Status.FAILED:
+        raise TransactionAborted(FAILED_EARLIER, hint=ROLL_BACK)
+    return status
 
 
 def require_healthy(driver: Driver) -> None:

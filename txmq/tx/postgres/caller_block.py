@@ -41,27 +41,22 @@ class CallerBlock(StatementWatch):
     """The transaction `token` on the caller's connection, from BEGIN to its end."""
 
     def __init__(self, driver: Driver, token: UUID, sends: Sends) -> None:
-        super().__init__(driver, str(token), sends)
+        super().__init__(driver, token, sends)
         self.token = token
         self._marked = False  # it is DEFERRABLE
         self._xid = ""  # of a transaction that was open before
         self._proved = False
-
-    @property
-    def begun(self) -> bool:
-        """Return whether the block has begun the transaction, by `Driver.begin`."""
-        return self.driver.begun
 
     async def begin(self) -> None:
         """Begin the transaction, or join the one that is open.
 
         Raises as `require_usable`, and LocalProtocolError within another block.
         """
-        require_usable(self.driver)
+        status = require_usable(self.driver)
         require_free(self.driver)
-        if self.driver.status is Status.IDLE:
+        if status is Status.IDLE:
             try:
-                marked = await self.driver.begin(self.name)
+                marked = await self.driver.begin()
             except DriverError as error:
                 raise failure(error, "beginning a transaction") from None
             if marked is None:
@@ -70,7 +65,6 @@ class CallerBlock(StatementWatch):
         else:
             self.driver.require_joinable()
             await self._join("")
-        self.register()
         self.start()
 
     async def _join(self, begin: str) -> None:
@@ -85,7 +79,7 @@ class CallerBlock(StatementWatch):
         """Return the SQL in front of the token's INSERT: it fails in another
         transaction.
         """
-        return "" if self.begun or self._proved else f"RELEASE SAVEPOINT {SAVEPOINT}; "
+        return "" if self.driver.begun or self._proved else f"RELEASE SAVEPOINT {SAVEPOINT}; "
 
     def require_open(self) -> None:
         """Require, without a round trip, that the transaction is open.
@@ -95,7 +89,7 @@ class CallerBlock(StatementWatch):
         status = self.driver.status
         if status is Status.FAILED:
             raise TransactionAborted(FAILED_EARLIER, hint=ROLL_BACK)
-        if status is Status.IDLE or (self.begun and not self.driver.holds_begun):
+        if status is Status.IDLE or (self.driver.begun and not self.driver.holds_begun):
             raise self.ended()
 
     def require_same(self, deferrable: str) -> None:
@@ -131,7 +125,8 @@ class CallerBlock(StatementWatch):
         """
         self.end()
         try:
-            ours = self._proved or await (self._look_begun() if self.begun else self._look_joined())
+            looks = self._look_begun if self.driver.begun else self._look_joined
+            ours = self._proved or await looks()
         except DriverError:  # lost
             ours = True
         await roll_back(self.driver)
@@ -144,7 +139,7 @@ class CallerBlock(StatementWatch):
         The mark of one that has failed cannot be read.
         """
         driver = self.driver
-        if self._is_lost():
+        if driver.status is Status.UNKNOWN:
             return True
         if driver.status is Status.IDLE or not driver.holds_begun:
             return False
@@ -166,7 +161,7 @@ class CallerBlock(StatementWatch):
         was executed behind it.
         """
         driver = self.driver
-        if self._is_lost():
+        if driver.status is Status.UNKNOWN:
             return True
         if driver.status is not Status.IDLE:
             try:
@@ -180,9 +175,6 @@ class CallerBlock(StatementWatch):
             return False  # ended by SQL; then each statement has committed itself
         found = await driver.execute("SELECT pg_xact_status(%s::text::xid8)", (self._xid,))
         return found == [("aborted",)]
-
-    def _is_lost(self) -> bool:
-        return self.driver.closed or self.driver.status is Status.UNKNOWN
 
     async def give_back(self) -> None:
         """Roll back if an interrupt has kept the block from ending."""

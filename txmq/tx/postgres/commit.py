@@ -15,7 +15,7 @@ Where a driver shows the tag it is looked at as well.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import Final, NamedTuple, TypeVar
+from typing import Final, TypeVar
 from uuid import UUID
 
 from txmq.errors import (
@@ -46,23 +46,15 @@ NOT_REPLICATED: Final = "synchronous replication"
 T = TypeVar("T")
 
 
-class CommitOutcome(NamedTuple):
-    """The transaction is committed.
-
-    `replicated` is False where the wait for a synchronous standby was cancelled.
-    """
-
-    replicated: bool
-
-
 async def guarded_commit(
     driver: Driver,
     token: UUID,
     commit: Callable[[], Awaitable[object]] | None = None,
     *,
     before: str = "",
-) -> CommitOutcome:
-    """Commit the open transaction; return only if it is committed.
+) -> bool:
+    """Commit the open transaction; return only if it is committed: False where the wait
+    for a synchronous standby was cancelled, else True.
 
     `commit` sends COMMIT in the driver's place, and returns the command tag, or None
     where it does not know that. `before` is sent in front of COMMIT: it releases a
@@ -81,7 +73,7 @@ async def guarded_commit(
             else:
                 tag = await commit() or tag
     except TransactionGone:
-        raise transaction_ended(str(token)) from None
+        raise transaction_ended(token) from None
     except Exception as error:
         known = driver_error(error)
         if known is None:
@@ -97,7 +89,7 @@ async def guarded_commit(
             token=str(token),
             hint="the resolver finds out",
         )
-    return CommitOutcome(replicated=not any(NOT_REPLICATED in notice for notice in notices))
+    return not any(NOT_REPLICATED in notice for notice in notices)
 
 
 async def commit_and(
@@ -122,7 +114,7 @@ async def commit_and(
         result = await begin_next(ending + BEGIN)
     except DatabaseError as error:
         if ending and error.sqlstate in NO_SAVEPOINT:
-            raise transaction_ended(str(token)) from None
+            raise transaction_ended(token) from None
         raise InDoubt(
             f"COMMIT was sent, and then {error}",
             token=str(token),
@@ -161,8 +153,8 @@ async def _failure(
         await roll_back(driver)
         if error.sqlstate == FAILED_TRANSACTION:
             return TransactionAborted(FAILED_EARLIER)
-        return transaction_ended(str(token))
-    if driver.closed or driver.status is not Status.IDLE or error.severity != "ERROR":
+        return transaction_ended(token)
+    if driver.status is not Status.IDLE or error.severity != "ERROR":
         return InDoubt(
             f"COMMIT was sent and not answered: {describe(error)}",
             token=str(token),

@@ -15,12 +15,12 @@ none is returned: asyncpg takes the caller's codecs for their elements.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from enum import IntEnum
 from typing import Any, Final, Protocol, TypeAlias
 
-Values: TypeAlias = Sequence[Any] | Mapping[str, Any]
+Values: TypeAlias = Sequence[Any] | dict[str, Any]
 Rows: TypeAlias = list[tuple[Any, ...]]
 
 
@@ -35,6 +35,7 @@ class Status(IntEnum):
 
 
 STATUSES: Final = tuple(Status)  # by libpq's numbers; an enumeration's own look-up is slow
+BEGUN_AS: Final = "txmq"  # what drivers call a transaction of a block: none is prepared under it
 
 
 def array(values: Iterable[object]) -> str:
@@ -164,11 +165,7 @@ class Driver(Protocol):
         """
 
     def require_usable(self) -> None:
-        """Require a connection that can run statements.
-
-        Raises LocalProtocolError for a mode that does not suit, DatabaseUnavailable for
-        a closed connection.
-        """
+        """Require a connection in a mode that suits. Raises LocalProtocolError."""
 
     def require_joinable(self) -> None:
         """Require that a block may end the transaction that is open.
@@ -192,7 +189,7 @@ class Driver(Protocol):
         transaction they are one. Their texts have no semicolons in literals.
         """
 
-    async def begin(self, name: str) -> bool | None:
+    async def begin(self) -> bool | None:
         """Begin a transaction that the caller's own calls cannot end.
 
         Return whether it is DEFERRABLE, as a mark; None = the driver cannot begin one

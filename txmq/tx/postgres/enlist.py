@@ -70,7 +70,7 @@ class EnlistedBlock(CallerBlock):
                 "txmq.asyncpg, or use client.transaction(connection); where your code calls "
                 "tx.commit_with() or tx.before_commit() at each COMMIT: enlist(…, hooks=True)",
             )
-        require_usable(driver)
+        status = require_usable(driver)
         require_free(driver)
         if driver.autocommit:
             raise LocalProtocolError(
@@ -78,10 +78,9 @@ class EnlistedBlock(CallerBlock):
                 hint="begin a transaction by the driver or the framework, with autocommit off, or "
                 "use client.transaction(connection)",
             )
-        self._opened = driver.status is not Status.IDLE
+        self._opened = status is not Status.IDLE
         if driver.enlists and driver.is_ready:
             driver.connection.two_phase = False
-        self.register()
         self.start()
         if driver.enlists:
             driver.connection.enlisted = enlisted

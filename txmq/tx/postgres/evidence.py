@@ -18,7 +18,7 @@ import psycopg2
 from txmq.crashpoints import crashpoint
 from txmq.tx.postgres.bounds import bounded
 from txmq.tx.postgres.errors import CHECK_VIOLATION, CONFLICTS, describe, translate, translated
-from txmq.tx.postgres.session import Connection, noted
+from txmq.tx.postgres.session import Connection, Notices
 
 # Errors that one token causes: halving the batch isolates it from the others.
 _OF_ONE_TOKEN: Final = CONFLICTS | {CHECK_VIOLATION}
@@ -114,7 +114,7 @@ def write(
     try:
         with (
             bounded(connection, limits.deadline_s),
-            noted(connection) as notices,
+            Notices(connection) as notices,
             connection.cursor() as cursor,
         ):
             cursor.execute(statement, values)

@@ -41,11 +41,6 @@ class HandlerWatch(StatementWatch):
         self._refused = ""  # the last statement that would have ended the transaction
         self._over = False  # the transaction was seen to be over
 
-    def open(self) -> None:
-        """Watch the statements from now on."""
-        self.register()
-        self.start()
-
     def require_allowed(self, statement: str) -> re.Match[str] | None:
         """Return None: savepoints withdraw nothing.
 

@@ -14,6 +14,7 @@ before it.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -108,7 +109,8 @@ class TimelineHistory(NamedTuple):
         return ""
 
 
-class Server(NamedTuple):
+@dataclass(slots=True)
+class Server:
     """The server behind a connection, and its abilities."""
 
     identity: ServerIdentity
@@ -118,8 +120,17 @@ class Server(NamedTuple):
     time: int = 0  # by its clock, in microseconds, when it was read
     position: int = 0  # that its write-ahead log is flushed to
 
+    def note(self, seen: SeenServer) -> None:
+        """Note a later position of the same server.
 
-class NamedServer(NamedTuple):
+        What a transaction saw counts once its COMMIT is acknowledged: then a
+        synchronous standby has that position as well, and may be promoted without a
+        doubt.
+        """
+        self.position = max(self.position, seen.position)
+
+
+class SeenServer(NamedTuple):
     """The server that runs a transaction, as a statement of the transaction saw it."""
 
     system_id: int
@@ -195,26 +206,17 @@ async def server_of(driver: Driver) -> Server:
 
     It is read once per connection. A failover takes a new connection, but behind a
     pooler the server may change: whoever relies on the name lets the transaction return
-    it, and notes or forgets what is known.
+    it, and notes or forgets what is known. Raises UnsupportedServer.
     """
     known = _known.get(driver.connection)
     if known is None:
         idle = driver.status is Status.IDLE
-        known = _known[driver.connection] = await read_server(driver)
+        known = await read_server(driver)
         if idle:
             await roll_back(driver)
+        require_supported(known)
+        _known[driver.connection] = known
     return known
-
-
-def note_server(driver: Driver, named: NamedServer) -> None:
-    """Note a later position of the connection's server.
-
-    What a transaction saw counts once its COMMIT is acknowledged: then a synchronous
-    standby has that position as well, and may be promoted without a doubt.
-    """
-    known = _known.get(driver.connection)
-    if known is not None and known.identity[:2] == named[:2] and known.position < named.position:
-        _known[driver.connection] = Server(*known[:-1], named.position)
 
 
 def forget_server(driver: Driver) -> None:

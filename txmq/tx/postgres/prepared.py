@@ -182,7 +182,7 @@ async def _refusal(
     An ERROR with the server idle again is PREPARE's own; the query after it fails
     inside a transaction.
     """
-    certain = not driver.closed and driver.status is Status.IDLE and error.severity == "ERROR"
+    certain = driver.status is Status.IDLE and error.severity == "ERROR"
     await roll_back(driver)
     text = f"PREPARE of branch {branch.number}: {describe(error)}"
     if not certain:

@@ -86,19 +86,23 @@ def plain_cursor(connection: Connection) -> Cursor:
     return extensions.connection.cursor(connection, cursor_factory=extensions.cursor)
 
 
-@contextmanager
-def noted(connection: Connection) -> Iterator[list[str]]:
-    """Collect the server's notices of the block; they are in the connection's own list,
-    too.
+class Notices:
+    """A block that collects the server's notices; they are in the connection's own
+    list, too.
     """
-    before, notices = connection.notices, list[str]()
-    connection.notices = notices
-    try:
-        yield notices
-    finally:
-        for notice in notices:
-            before.append(notice)  # psycopg2 takes anything that appends
-        connection.notices = before
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    def __enter__(self) -> list[str]:
+        self._before = self._connection.notices
+        self._connection.notices = self._found = list[str]()
+        return self._found
+
+    def __exit__(self, *_error: object) -> None:
+        for notice in self._found:
+            self._before.append(notice)  # psycopg2 takes anything that appends
+        self._connection.notices = self._before
 
 
 @contextmanager

@@ -57,7 +57,7 @@ class _Savepoint(NamedTuple):
     mark: object
 
 
-def transaction_ended(name: str) -> TransactionEnded:
+def transaction_ended(name: object) -> TransactionEnded:
     """Return the error of a transaction that the caller has ended."""
     return TransactionEnded(
         f"Transaction {name} was ended inside its block: rows may have been committed or "
@@ -71,20 +71,17 @@ class StatementWatch:
     open.
     """
 
-    def __init__(self, driver: Driver, name: str, sends: Sends) -> None:
+    def __init__(self, driver: Driver, name: object, sends: Sends) -> None:
         """`name` is the transaction's, for errors."""
         self.driver, self.name, self._sends = driver, name, sends
         self._savepoints: list[_Savepoint] = []
         self._ending = False
         self.registered = False
 
-    def register(self) -> None:
-        """Let `watch_of` find this."""
-        _open[self.driver.connection] = ref(self)
-        self.registered = True
-
     def start(self) -> None:
         """Watch the statements from now on."""
+        _open[self.driver.connection] = ref(self)
+        self.registered = True
         self.driver.watch(self)
 
     def end(self) -> None:

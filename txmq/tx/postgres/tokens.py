@@ -22,7 +22,7 @@ from txmq.tx.postgres.errors import (
     DriverError,
     translated,
 )
-from txmq.tx.postgres.identity import NamedServer, parse_lsn
+from txmq.tx.postgres.identity import SeenServer, parse_lsn
 
 # under these, COMMIT returns before the row is on disk here, or at the standby
 WEAK: Final = ("off", "local")
@@ -40,18 +40,22 @@ SELECT current_setting('transaction_isolation') NOT IN ('read committed', 'read 
 """
 
 
+class SeenBroker(NamedTuple):
+    """What the transaction's database shows of a broker."""
+
+    boot_epoch: int  # in which it has last reported; 0 = never
+    outbox_stamp: int | None  # None = rows wait in its outbox, or may
+
+
 class InsertedToken(NamedTuple):
     """The transaction's circumstances when it wrote its token rows.
 
-    `boot_epochs` has, by log, the boot epoch in which the broker has last reported to
-    this database; None = never. `outbox_stamps` has, by log, the stamp of its outbox;
-    None = rows wait there, or may.
+    `brokers` has, by its log, what is shown of each broker.
     """
 
     synchronous_commit: str  # that the transaction will commit under
-    server: NamedServer
-    boot_epochs: dict[UUID, int | None]
-    outbox_stamps: dict[UUID, int | None]
+    server: SeenServer
+    brokers: dict[UUID, SeenBroker]
 
 
 async def insert_token(
@@ -78,12 +82,15 @@ async def insert_token(
     # Sorted, so that no two writers of several rows can wait for one another.
     ordered = sorted(log_ids)
     statement = " UNION ALL ".join([_INSERT] * len(ordered))
-    name = str(token)
+    if block is not None:
+        statement = block.proof + statement
+    name, brokers = str(token), dict[UUID, SeenBroker]()
     values = [text for log_id in ordered for text in (name, str(log_id))]
     try:
-        rows = await driver.execute(statement if block is None else block.proof + statement, values)
-        found = [row.split() for (row,) in rows]  # in the order of the logs
-        setting, mark, _epoch, _stamp, system_id, timeline, position = found[0]
+        rows = await driver.execute(statement, values)
+        for log_id, (row,) in zip(ordered, rows, strict=True):
+            setting, mark, epoch, stamp, system_id, timeline, position = row.split()
+            brokers[log_id] = SeenBroker(_number(epoch) or 0, _number(stamp))
         if block is not None:
             block.require_same(mark)
         if setting == "remote_write":
@@ -99,9 +106,8 @@ async def insert_token(
         )
     return InsertedToken(
         setting,
-        NamedServer(int(system_id), int(timeline, 16), parse_lsn(position)),
-        {log_id: _number(one[2]) for log_id, one in zip(ordered, found, strict=True)},
-        {log_id: _number(one[3]) for log_id, one in zip(ordered, found, strict=True)},
+        SeenServer(int(system_id), int(timeline, 16), parse_lsn(position)),
+        brokers,
     )
 
 

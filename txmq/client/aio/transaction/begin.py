@@ -35,9 +35,8 @@ def begin(
 
     Raises ConfigError or LocalProtocolError.
     """
-    timeout, check_after, weak, outbox = checked_options(
-        core.settings, connection, checker, options
-    )
+    checked = checked_options(core.settings, connection, checker, options)
+    timeout, check_after = checked["timeout"], checked["check_after"]
     if checker is not None:
         return HalfTransaction(core, checker, timeout=timeout, check_after=check_after)
     if connection is NO_CONNECTION:
@@ -46,14 +45,7 @@ def begin(
         from txmq.client.aio.transaction.postgres import PostgresTransaction  # noqa: PLC0415
 
         kind = PostgresTransaction
-    return kind(
-        core,
-        connection,
-        timeout=timeout,
-        check_after=check_after,
-        allow_weak_commit=weak,
-        outbox=outbox,
-    )
+    return kind(core, connection, **checked)
 
 
 def enlist(
@@ -92,7 +84,7 @@ def begin_xa(core: AioCore, connections: Sequence[object], options: XaOptions) -
 
     Raises ConfigError or LocalProtocolError.
     """
-    node, timeout, check_after = checked_xa_options(core.settings, options)
+    checked = checked_xa_options(core.settings, options)
     from txmq.client.aio.transaction.xa import XaTransaction  # noqa: PLC0415
 
-    return XaTransaction(core, connections, node=node, timeout=timeout, check_after=check_after)
+    return XaTransaction(core, connections, **checked)

@@ -116,7 +116,7 @@ class Transaction(AioOperations, BlockSteps[AioBundle, AioCore]):
         with self._leaving(error):
             await self._in_full(self._finish(error))
         if isinstance(error, asyncio.CancelledError):
-            cancelled(error, "not done", "a transaction")
+            cancelled(error, "unknown" if self._parted else "not done", "a transaction")
 
     async def _in_full(self, end: Coroutine[Any, Any, None]) -> None:
         """Run the end of the block in a task of its own, which never stops half-way.

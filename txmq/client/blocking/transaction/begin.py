@@ -39,21 +39,13 @@ def begin(
 
     Raises ConfigError or LocalProtocolError.
     """
-    timeout, check_after, weak, outbox = checked_options(
-        core.settings, connection, checker, options
-    )
+    checked = checked_options(core.settings, connection, checker, options)
+    timeout, check_after = checked["timeout"], checked["check_after"]
     if checker is not None:
         return HalfTransaction(core, checker, timeout=timeout, check_after=check_after)
     if connection is NO_CONNECTION:
         return LocalTransaction(core, timeout=timeout)
-    return (kind or _postgres_transaction())(
-        core,
-        connection,
-        timeout=timeout,
-        check_after=check_after,
-        allow_weak_commit=weak,
-        outbox=outbox,
-    )
+    return (kind or _postgres_transaction())(core, connection, **checked)
 
 
 def enlist(
@@ -103,14 +95,8 @@ def begin_xa(
 
     Raises ConfigError or LocalProtocolError.
     """
-    node, timeout, check_after = checked_xa_options(core.settings, options)
+    checked = checked_xa_options(core.settings, options)
     # Programs without a database need not load psycopg2.
     from txmq.client.blocking.transaction.xa import XaTransaction  # noqa: PLC0415
 
-    return XaTransaction(
-        core,
-        connections,
-        node=node,
-        timeout=timeout,
-        check_after=check_after,
-    )
+    return XaTransaction(core, connections, **checked)

@@ -13,13 +13,11 @@ from txmq.client.blocking.at_once import CoreAtOnce
 from txmq.client.blocking.core import BlockingCore
 from txmq.client.blocking.decision_pipeline import PendingDecision, log_undelivered
 from txmq.client.blocking.transaction.bundle_upload import BundleUpload
-from txmq.client.blocking.transaction.decisions import (
-    request_check,
-    send_decision,
-)
+from txmq.client.blocking.transaction.decisions import request_check
 from txmq.client.protocol.awaited.bundle import StoringBundle
 from txmq.client.protocol.awaited.bundle import UnroutedBundle as AnyUnrouted
 from txmq.client.protocol.sender.batches import FIRST_PAUSE_S
+from txmq.client.protocol.transaction.decision import decide_request, deciding
 from txmq.errors import (
     ClientClosed,
     StaleTopic,
@@ -34,19 +32,11 @@ class BrokerBundle(StoringBundle[BlockingCore]):
     """A transaction's messages and acks at one broker. For one thread."""
 
     _decision: PendingDecision | None = None
-
-    def __init__(self, core: BlockingCore, token: UUID) -> None:
-        super().__init__(core, token)
-        self._at_once = CoreAtOnce(core)
-        self._upload: BundleUpload | None = None
+    _upload: BundleUpload | None = None
 
     @staticmethod
     def awaited(core: BlockingCore) -> CoreAtOnce:
         return CoreAtOnce(core)
-
-    @property
-    def broker(self) -> CoreAtOnce:
-        return self._at_once
 
     def _log_id(self) -> UUID:
         return self.core.log_id
@@ -97,8 +87,10 @@ class BrokerBundle(StoringBundle[BlockingCore]):
         request_check(self.core, self.token)
 
     def send_decision(self, outcome: Decision) -> None:
+        request = decide_request(self.token, outcome, self.core.settings.service)
         try:
-            self._decision = send_decision(self.core, self.token, outcome)
+            with deciding(self.core.settings, self.token, outcome):
+                self._decision = self.core.decision_pipeline.send(self.token, outcome, request)
         except ClientClosed as closed:
             log_undelivered(self.token, outcome, closed)
 

@@ -8,10 +8,9 @@ from uuid import UUID
 
 from txmq.client.blocking.at_once import CoreAtOnce
 from txmq.client.blocking.core import BlockingCore
-from txmq.client.blocking.decision_pipeline import PendingDecision
 from txmq.client.protocol.awaited import decisions
 from txmq.client.protocol.sender.accumulator import SideRequest
-from txmq.client.protocol.transaction.decision import decide_request, deciding
+from txmq.client.protocol.transaction.decision import decide_request
 from txmq.errors import ClientClosed
 from txmq.faces import run
 from txmq.model.bundle import BundleState, DecideReceipt
@@ -32,16 +31,6 @@ def submit_decision(core: BlockingCore, token: UUID, outcome: Decision) -> Futur
     return core.sender.request(
         SideRequest(Opcode.DECIDE, decide_request(token, outcome, core.settings.service))
     )
-
-
-def send_decision(core: BlockingCore, token: UUID, outcome: Decision) -> PendingDecision:
-    """Decide a bundle without waiting, at less cost than `submit_decision`.
-
-    The answer is read by a later request on the same connection.
-    """
-    request = decide_request(token, outcome, core.settings.service)
-    with deciding(core.settings, token, outcome):
-        return core.decision_pipeline.send(token, outcome, request)
 
 
 def request_check(core: BlockingCore, token: UUID) -> None:

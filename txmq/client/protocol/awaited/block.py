@@ -32,6 +32,7 @@ class BlockSteps(TransactionState[B, K]):
     """A block whose sends and acks take effect together, or not at all."""
 
     _deciding = False  # the decision is asked for, and may come true
+    _parted = False  # its caller has ended the transaction, and rows may be committed
 
     async def _begin(self) -> None:
         """Begin what the block needs. After an error nothing is left open."""
@@ -47,6 +48,7 @@ class BlockSteps(TransactionState[B, K]):
     async def _finish(self, error: BaseException | None) -> None:
         """End the block, in which there was this error."""
         committed: bool | None = None  # None = unknown
+        self._stage = Stage.ENDING
         try:
             if error is None and not self._rollback_only:
                 if self._unrouted is not None:
@@ -56,8 +58,8 @@ class BlockSteps(TransactionState[B, K]):
             else:
                 committed = False
                 await self._abort()
-            if error is None:
-                self._raise_rollback_only()
+                if error is None:
+                    self._raise_rollback_only()
         except TxmqError as failure:
             committed = None if failure.outcome == "unknown" else False
             self._note_failure(failure)
@@ -71,8 +73,9 @@ class BlockSteps(TransactionState[B, K]):
                 bundle.finish(committed=committed)
 
     def _leaving(self, error: BaseException | None) -> AbstractContextManager[None]:
-        """Return what a face leaves the block in, because of this error or at its
-        end.
+        """Return what a face leaves the block in, because of this error or at its end.
+
+        It is the caller's own thread or task, where his own errors may be raised.
         """
         del error
         return nullcontext()
@@ -86,14 +89,15 @@ class BlockSteps(TransactionState[B, K]):
 
     async def _route_all(self) -> None:
         """Give the messages to the brokers of a cluster, before anything is stored."""
-        if self._unrouted is not None:
-            cores, deadline = self._unrouted.cores, self._core.seconds() + self._timeout
+        if self._unrouted is None:
+            return
+        cores, deadline = self._unrouted.cores, self._core.seconds() + self._timeout
 
-            async def describe(broker: int, topic: str) -> TopicMetadata:
-                return await look_up(self._bundle.awaited(cores[broker]), topic, deadline)
+        async def describe(broker: int, topic: str) -> TopicMetadata:
+            return await look_up(self._bundle.awaited(cores[broker]), topic, deadline)
 
-            await self._unrouted.look_up(describe)
-        self._route()
+        await self._unrouted.look_up(describe)
+        self._route(self._unrouted)
 
     @asynccontextmanager
     async def _savepoint(self) -> AsyncIterator[None]:

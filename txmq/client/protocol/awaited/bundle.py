@@ -12,8 +12,7 @@ from txmq.client.protocol.awaited.core import AwaitedCore
 from txmq.client.protocol.awaited.decisions import await_state, decide
 from txmq.client.protocol.sender.routing import Routing
 from txmq.client.protocol.sender.topics import TopicMetadata
-from txmq.client.protocol.transaction.buffer import BuiltBatches
-from txmq.client.protocol.transaction.bundle import Bundle, BundleCore
+from txmq.client.protocol.transaction.bundle import NOT_BUILT, Bundle, BundleCore
 from txmq.client.protocol.transaction.decision import is_published
 from txmq.client.protocol.transaction.outbox_stamp import KnownStamp
 from txmq.client.protocol.transaction.tokens import new_token
@@ -86,8 +85,9 @@ class StoringBundle(Bundle[K], ABC):
 
     async def build(self, description: BundleDescription, deadline: float) -> None:
         """Build the parts, to be stored by `deadline`; look unknown topics up first."""
-        for topic in dict.fromkeys(item.topic for item in self.buffer.items):
-            await look_up(self.broker, topic, deadline)
+        for topic in dict.fromkeys([item.topic for item in self.buffer.items]):
+            if self.core.topics.cached(topic) is None:
+                await look_up(self.broker, topic, deadline)
         self._description, self._deadline = description, deadline
         self._build()
 
@@ -216,7 +216,7 @@ class StoringBundle(Bundle[K], ABC):
         if self.sent:
             self.send_decision(ROLLBACK)
             self.token, self.sent, self._decision = new_token(), False, None
-        self.in_outbox, self._built = True, BuiltBatches([], [])
+        self.in_outbox, self._built = True, NOT_BUILT
 
 
 def unavailable(error: ConnectionLost | RequestTimeout) -> BrokerUnavailable:

@@ -40,7 +40,7 @@ class CallerSteps(BlockSteps[B, K]):
         except TransactionEnded as ended:
             if error is None or isinstance(error, Exception):
                 raise
-            # An interrupt goes on.
+            self._parted = True  # and an interrupt goes on
             log.critical("transaction.ended_inside", token=str(self.token), error=ended.message)
         if error is not None and (refusal := refusal_in(error)) is not None:
             self._explain(refusal)

@@ -24,7 +24,7 @@ from txmq.tx.postgres.caller import require_usable, roll_back, savepoint
 from txmq.tx.postgres.caller_block import CallerBlock
 from txmq.tx.postgres.commit import guarded_commit
 from txmq.tx.postgres.driver import Driver
-from txmq.tx.postgres.identity import read_server, require_supported, server_of
+from txmq.tx.postgres.identity import read_server, server_of
 from txmq.tx.postgres.outbox import read_key_status
 from txmq.tx.postgres.prepared import (
     BY_OTHERS,
@@ -95,7 +95,6 @@ class DatabaseBranch:
         """
         require_usable(self._driver)
         server = await server_of(self._driver)
-        require_supported(server)
         require_two_phase(server)
         await self._block.begin()
 

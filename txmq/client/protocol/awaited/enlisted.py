@@ -16,7 +16,7 @@ from txmq.client.protocol.transaction.lifecycle import Stage, wrong_stage
 from txmq.client.protocol.transaction.options import TransactionOptions
 from txmq.errors import InDoubt, LocalProtocolError, TransactionAborted, TxmqError
 from txmq.model.message import ROLLBACK, Message
-from txmq.tx.postgres.commit import CommitOutcome, guarded_commit
+from txmq.tx.postgres.commit import guarded_commit
 from txmq.tx.postgres.driver import Enlisted
 from txmq.tx.postgres.enlist import EnlistedBlock
 
@@ -94,6 +94,7 @@ class EnlistedSteps(PostgresSteps[B, K]):
             raise self._of_parent()
 
     async def _store_all(self) -> None:
+        self._stage = Stage.ENDING
         async with self._ending_with_an_error(), self._rolling_back():
             await self._require_commit()
             if any(not bundle.empty for bundle in self._bundles):
@@ -144,7 +145,7 @@ class EnlistedSteps(PostgresSteps[B, K]):
         self._after_end()
 
     def _after_end(self) -> None:
-        if self._is_of_parent() or self._stage not in (Stage.OPEN, Stage.STORED):
+        if self._is_of_parent() or self._stage is Stage.OVER:
             return
         stored = self._stage is Stage.STORED and bool(self._stored)
         self._end(committed=None if stored else False)
@@ -191,7 +192,7 @@ class EnlistedSteps(PostgresSteps[B, K]):
             self._end(committed=None)
             raise
 
-    async def _guarded_commit(self) -> CommitOutcome:
+    async def _guarded_commit(self) -> bool:
         self._deciding = True
         return await guarded_commit(self._driver, self.token, self._send_commit)
 

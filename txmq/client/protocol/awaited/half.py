@@ -77,7 +77,7 @@ class HalfSteps(BlockSteps[B, K]):
         crashpoint("half.after_group")
 
     async def _commit(self) -> None:
-        if self._stage is Stage.OPEN:
+        if self._stored is None:
             await self._store()
         bundle = self._stored
         if bundle is None:
@@ -101,7 +101,7 @@ class HalfSteps(BlockSteps[B, K]):
 
     async def _abort(self) -> None:
         bundle = self._stored
-        if self._stage is not Stage.STORED or bundle is None:
+        if bundle is None:
             return
         try:
             await bundle.decide(ROLLBACK, self._timeout)

@@ -370,7 +370,7 @@ class InboxWork(ABC):
                 claims = await claim(driver, self._positions(messages), first=BEGIN + MARK)
             fresh = messages if len(claims) == len(messages) else self._claimed(claims, messages)
             if fresh:
-                watch.open()
+                watch.start()
                 await self._handle(fresh, watch)
                 watch.require_intact()
             if len(outstanding(fresh)) < len(fresh):

@@ -22,8 +22,8 @@ database whose outbox is always in use, each would be a conflict.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, ParamSpec, TypeVar
 from uuid import UUID
 
 from txmq.client.log import get_logger
@@ -48,11 +48,13 @@ from txmq.tx.postgres.outbox import (
     read_readers,
     read_status,
 )
+from txmq.tx.postgres.tokens import SeenBroker
 
 UNAVAILABLE = (BrokerUnavailable, ConnectionLost, RequestTimeout, ReadOnly)
 NO_QUEUE = OutboxStatus(fetched=False, waiting=False)
 AnyBundle = StoringBundle[Any]
 B = TypeVar("B", bound=AnyBundle)
+P = ParamSpec("P")
 log = get_logger()
 
 
@@ -72,8 +74,11 @@ class OutboxFallback:
         # Of brokers at whose queues this transaction has not looked.
         self._expected_stamps: dict[UUID, int] = {}
 
-    async def check_queues(self, bundles: Sequence[AnyBundle], server: ServerIdentity) -> None:
+    async def check_queues(
+        self, bundles: Sequence[AnyBundle], server: ServerIdentity
+    ) -> list[UUID]:
         """Queue the bundles behind earlier transactions that wait for their broker.
+        Return the log of each one's broker.
 
         Raises BrokerUnavailable if that is unknown or impossible, DatabaseConflict if a
         snapshot hides it, LocalProtocolError or DatabaseError.
@@ -86,26 +91,31 @@ class OutboxFallback:
                     await self._move_to_outbox(
                         bundle, BrokerUnavailable("Earlier transactions wait for the broker")
                     )
-            return
+            return logs
         self._database = server.system_id, server.database_oid
-        for bundle in bundles:
-            log_id = await bundle.log_id()
+        logs = [await bundle.log_id() for bundle in bundles]
+        for bundle, log_id in zip(bundles, logs, strict=True):
             known = bundle.core.outbox_stamps[self._database]
             if known.stamp is None or known.looks:
                 await self._queue_behind_keys(bundle, log_id)
             else:
                 self._expected_stamps[log_id] = known.stamp
+        return logs
 
-    def check_stamps(self, bundles: Sequence[AnyBundle], stamps: Mapping[UUID, int | None]) -> None:
-        """Check that no rows came or went unseen, by the stamps of the token's rows.
+    def check_stamps(
+        self, bundles: Sequence[AnyBundle], logs: Sequence[UUID], seen: Mapping[UUID, SeenBroker]
+    ) -> None:
+        """Check that no rows came or went unseen, as the token's rows show.
 
         Raises DatabaseConflict.
         """
         if self._enabled:
             return
-        self._learn(bundles, stamps)
-        for log_id, stamp in self._expected_stamps.items():
-            if stamps[log_id] != stamp:
+        for bundle, log_id in zip(bundles, logs, strict=True):
+            known, stamp = bundle.core.outbox_stamps[self._database], seen[log_id].outbox_stamp
+            bundle.core.outbox_stamps[self._database] = known.seen(stamp)
+        for log_id, expected in self._expected_stamps.items():
+            if seen[log_id].outbox_stamp != expected:
                 raise DatabaseConflict(
                     f"The outbox for the broker of log {log_id} came into use or was emptied "
                     "during the transaction",
@@ -117,13 +127,6 @@ class OutboxFallback:
         for bundle in bundles:
             known = bundle.core.outbox_stamps[self._database]
             bundle.core.outbox_stamps[self._database] = known._replace(stamp=None)
-
-    def _learn(self, bundles: Sequence[AnyBundle], stamps: Mapping[UUID, int | None]) -> None:
-        for bundle in bundles:
-            log_id = bundle.core.known_log_id
-            assert log_id is not None, "the token's row has it"
-            known = bundle.core.outbox_stamps[self._database]
-            bundle.core.outbox_stamps[self._database] = known.seen(stamps[log_id])
 
     async def _queue_behind_keys(self, bundle: AnyBundle, log_id: UUID) -> None:
         keys = order_keys(bundle.buffer.items)
@@ -137,16 +140,22 @@ class OutboxFallback:
 
     def sent_directly(self, bundles: list[B]) -> list[B]:
         """Return the bundles that do not go to the outbox."""
-        return (
-            [bundle for bundle in bundles if bundle not in self._outbox_bundles]
-            if self._outbox_bundles
-            else bundles
-        )
+        return [bundle for bundle in bundles if not bundle.in_outbox]
 
-    async def cover(self, bundle: AnyBundle, call: Awaitable[object]) -> None:
-        """Await a call of the broker: if it is away, the bundle goes to the outbox."""
+    async def cover(
+        self,
+        bundle: AnyBundle,
+        call: Callable[P, Awaitable[object]],
+        *args: P.args,
+        **options: P.kwargs,
+    ) -> None:
+        """Make a call of the broker, unless the bundle is in the outbox; it goes there
+        if the broker is away.
+        """
+        if bundle.in_outbox:
+            return
         try:
-            await call
+            await call(*args, **options)
         except UNAVAILABLE as error:
             if not self._enabled:
                 raise
@@ -190,8 +199,8 @@ class OutboxFallback:
                     hint="give it to a client that may start before its broker, as "
                     'connect(url, log_id="…"); `txmq schema brokers DSN` lists it',
                 ) from error
-            bundle.core.expect_log(logs[0])
-            return logs[0]
+            bundle.core.expect_log(logs[0])  # unless it was met meanwhile
+            return await bundle.log_id()
 
     async def _move_to_outbox(self, bundle: AnyBundle, error: TxmqError) -> None:
         log_id = await bundle.log_id()

@@ -11,6 +11,7 @@ row. The rows are written together, so that one COMMIT decides all bundles
 from __future__ import annotations
 
 from contextlib import AbstractAsyncContextManager
+from uuid import UUID
 
 from txmq.client.log import get_logger
 from txmq.client.protocol.awaited.block import B, K
@@ -33,18 +34,16 @@ from txmq.model.decider import ByPostgres
 from txmq.model.message import COMMIT, ROLLBACK, Decision
 from txmq.tx.postgres.caller import require_healthy, savepoint
 from txmq.tx.postgres.caller_block import CallerBlock
-from txmq.tx.postgres.commit import CommitOutcome, guarded_commit
+from txmq.tx.postgres.commit import guarded_commit
 from txmq.tx.postgres.driver import Driver
 from txmq.tx.postgres.errors import FAILED_TRANSACTION
 from txmq.tx.postgres.identity import (
-    NamedServer,
+    SeenServer,
     Server,
     forget_server,
-    note_server,
-    require_supported,
     server_of,
 )
-from txmq.tx.postgres.tokens import InsertedToken, insert_token, may_have_reported
+from txmq.tx.postgres.tokens import InsertedToken, SeenBroker, insert_token, may_have_reported
 
 log = get_logger()
 
@@ -52,12 +51,14 @@ log = get_logger()
 class PostgresSteps(CallerSteps[B, K]):
     """Rows written on a connection and messages sent in the block, both or neither."""
 
+    _server: Server  # as this process knows it
+    _inserted: InsertedToken
+
     def _use(self, driver: Driver, block: CallerBlock, *, outbox: bool, allow_weak: bool) -> None:
         """Use the connection of that driver. Called once, when the object is made."""
         self._driver, self._block = driver, block
         self._fallback = OutboxFallback(driver, enabled=outbox)
         self._allow_weak_commit = allow_weak
-        self._inserted: InsertedToken | None = None
 
     async def _begin(self) -> None:
         try:
@@ -100,22 +101,22 @@ class PostgresSteps(CallerSteps[B, K]):
         """
         try:
             require_healthy(self._driver)
-            server = await self._server()
-            await self._fallback.check_queues(bundles, server.identity)
-            await self._send_bundles(bundles, server)
+            self._server = await server_of(self._driver)
+            logs = await self._fallback.check_queues(bundles, self._server.identity)
+            await self._send_bundles(bundles)
             crashpoint("tx.after_group")
-            self._inserted = await insert_token(
+            inserted = self._inserted = await insert_token(
                 self._driver,
                 self.token,
-                [await bundle.log_id() for bundle in bundles],
+                logs,
                 allow_weak_commit=self._allow_weak_commit,
                 block=self._block,
             )
-            self._require_server(server, self._inserted.server)
-            self._fallback.check_stamps(bundles, self._inserted.outbox_stamps)
+            self._require_server(self._server, inserted.server)
+            self._fallback.check_stamps(bundles, logs, inserted.brokers)
             crashpoint("tx.after_token")
             await self._await_bundles(bundles)
-            await self._require_leases(bundles, server, self._inserted)
+            await self._require_leases(bundles, logs, inserted.brokers)
             crashpoint("tx.before_commit")
         except BaseException as error:
             await self._block.roll_back()
@@ -131,26 +132,21 @@ class PostgresSteps(CallerSteps[B, K]):
                 ) from error
             raise
 
-    async def _server(self) -> Server:
-        server = await server_of(self._driver)
-        require_supported(server)
-        return server
-
-    def _require_server(self, named: Server, found: NamedServer) -> None:
+    def _require_server(self, named: Server, seen: SeenServer) -> None:
         """Require that the transaction runs on the server that its bundles name.
 
         A pooler may have switched over since this process asked.
         """
-        if named.identity[:2] != found[:2]:
+        if named.identity[:2] != seen[:2]:
             forget_server(self._driver)
             raise DatabaseUnavailable(
                 f"the database has switched over from cluster {named.identity.system_id}, "
-                f"timeline {named.identity.timeline}, to {found.system_id}, {found.timeline}",
+                f"timeline {named.identity.timeline}, to {seen.system_id}, {seen.timeline}",
                 hint="run the transaction again",
             )
 
     async def _require_leases(
-        self, bundles: list[B], server: Server, inserted: InsertedToken
+        self, bundles: list[B], logs: list[UUID], seen: dict[UUID, SeenBroker]
     ) -> None:
         """Require that no broker's resolver leads to a copy of this database.
 
@@ -158,12 +154,11 @@ class PostgresSteps(CallerSteps[B, K]):
         reported to this one, and this one does not show it, the two look at different
         servers. Usually the token's INSERT has shown the report already.
         """
-        for bundle in self._fallback.sent_directly(bundles):
-            epoch, log_id = bundle.core.boot_epoch, await bundle.log_id()
-            shown = inserted.boot_epochs.get(log_id) or 0
-            if shown >= epoch:
+        identity = self._server.identity
+        for bundle, log_id in zip(bundles, logs, strict=True):
+            epoch = bundle.core.boot_epoch
+            if bundle.in_outbox or seen[log_id].boot_epoch >= epoch:
                 continue
-            identity = server.identity
             lease = await bundle.call(
                 "tx.lease",
                 {"system_id": identity.system_id, "database_oid": identity.database_oid},
@@ -174,21 +169,21 @@ class PostgresSteps(CallerSteps[B, K]):
                     hint="point its [[resolver]] section at the server that this transaction uses",
                 )
 
-    async def _send_bundles(self, bundles: list[B], server: Server) -> None:
+    async def _send_bundles(self, bundles: list[B]) -> None:
         deadline = self._core.seconds() + self._timeout
-        for bundle in self._fallback.sent_directly(bundles):
-            decider = ByPostgres(*server.identity, xid=None, position=server.position)
+        decider = ByPostgres(*self._server.identity, xid=None, position=self._server.position)
+        for bundle in bundles:
             description = self._description(bundle, decider)
-            await self._fallback.cover(bundle, bundle.build(description, deadline))
+            await self._fallback.cover(bundle, bundle.build, description, deadline)
         crashpoint("tx.before_group")
-        for n, bundle in enumerate(self._fallback.sent_directly(bundles)):
+        for n, bundle in enumerate(bundles):
             if n:
                 crashpoint("tx.between_groups")
-            await self._fallback.cover(bundle, bundle.send())
+            await self._fallback.cover(bundle, bundle.send)
 
     async def _await_bundles(self, bundles: list[B]) -> None:
-        for bundle in self._fallback.sent_directly(bundles):
-            await self._fallback.cover(bundle, bundle.await_receipt())
+        for bundle in bundles:
+            await self._fallback.cover(bundle, bundle.await_receipt)
         await self._fallback.write_rows()
         if len(bundles) == 1:
             self.token = bundles[0].token  # a row of the outbox may have a new one
@@ -205,7 +200,7 @@ class PostgresSteps(CallerSteps[B, K]):
         The resolver decides once one has.
         """
         try:
-            outcome = await self._guarded_commit()
+            replicated = await self._guarded_commit()
         except InDoubt as doubt:
             await self._block.close()
             await self._resolve_doubt(bundles, doubt)
@@ -215,13 +210,13 @@ class PostgresSteps(CallerSteps[B, K]):
             self._send_decisions(bundles, ROLLBACK)
             raise
         await self._block.close()
-        if not outcome.replicated:
+        if not replicated:
             log.warning("transaction.not_replicated", token=str(self.token))
-        elif self._inserted is not None:
-            note_server(self._driver, self._inserted.server)
-        return outcome.replicated
+        else:
+            self._server.note(self._inserted.server)
+        return replicated
 
-    async def _guarded_commit(self) -> CommitOutcome:
+    async def _guarded_commit(self) -> bool:
         self._deciding = True
         return await guarded_commit(self._driver, self.token)
 

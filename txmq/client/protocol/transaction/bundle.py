@@ -35,6 +35,7 @@ class BundlePosition(NamedTuple):
     acked: int
 
 
+NOT_BUILT = BuiltBatches([], [])  # Buffer.build makes lists of its own
 BUNDLE_START = BundlePosition(BufferPosition(0, 0), 0)
 K = TypeVar("K", bound=BundleCore)
 
@@ -47,21 +48,22 @@ class Bundle(Generic[K]):
 
     decided_by_seal: ClassVar[bool] = False
 
+    # Seconds for a call in the block, because row locks wait; None = the client's.
+    patience: float | None = None
+    first_number = 0  # of its messages, whose ids are TOKEN-NUMBER
+    sent = False  # the broker may have it
+    published = False  # known to be visible to consumers
+    in_outbox = False  # it waits in the database instead
+    _built = NOT_BUILT
+    _part_count = 0
+    _deadline = 0.0
+    _description: BundleDescription | None = None
+    _operation: Operation | None = None  # that stores it, for telemetry
+
     def __init__(self, core: K, token: UUID) -> None:
         self.core, self.token = core, token
         self.buffer = Buffer(core.topics)
-        # Seconds for a call in the block, because row locks wait; None = the client's.
-        self.patience: float | None = None
-        self.first_number = 0  # of its messages, whose ids are TOKEN-NUMBER
-        self.sent = False  # the broker may have it
-        self.published = False  # known to be visible to consumers
-        self.in_outbox = False  # it waits in the database instead
         self._acked: list[tuple[AckOwner, object]] = []
-        self._built = BuiltBatches([], [])
-        self._part_count = 0
-        self._deadline = 0.0
-        self._description: BundleDescription | None = None
-        self._operation: Operation | None = None  # that stores it, for telemetry
 
     @property
     def empty(self) -> bool:
@@ -109,9 +111,7 @@ class Bundle(Generic[K]):
         before = self._built.first(batch_count(stored)) if stored else None
         built = self.buffer.build(self.token, self.first_number, stored=before)
         parts = split_into_parts(self.token, self._description, built.batches, stored=stored)
-        self._built = BuiltBatches(
-            [batch._replace(batch=b"") for batch in built.batches], built.message_indexes
-        )
+        self._built = built
         self._part_count = len(parts)
         return parts
 

@@ -14,6 +14,7 @@ class Stage(Enum):
     NEW = "has not begun"
     OPEN = "is open"
     STORED = "is stored"  # a half message whose local work goes on
+    ENDING = "is ending"  # what is sent from here on would be lost
     OVER = "is over"
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from enum import Enum
-from typing import Final, Literal, NamedTuple, TypedDict
+from typing import Final, Literal, TypedDict
 
 from txmq.client.protocol.settings import ClientSettings, require_seconds
 from txmq.errors import ConfigError, LocalProtocolError
@@ -60,7 +60,7 @@ class XaOptions(TypedDict, total=False):
     node: str
 
 
-class CheckedOptions(NamedTuple):
+class CheckedOptions(TypedDict):
     """The options of one transaction, with the defaults of those left out."""
 
     timeout: float
@@ -105,11 +105,15 @@ def checked_options(
             "A transaction has a connection or a checker, not both",
             hint="leave the checker out: the database decides the transaction",
         )
-    weak = options.get("allow_weak_commit", False)
-    return CheckedOptions(timeout, check_after, weak, policy == "outbox")
+    return {
+        "timeout": timeout,
+        "check_after": check_after,
+        "allow_weak_commit": options.get("allow_weak_commit", False),
+        "outbox": policy == "outbox",
+    }
 
 
-class CheckedXaOptions(NamedTuple):
+class CheckedXaOptions(TypedDict):
     """The options of one XA transaction, with the defaults of those left out."""
 
     node: str
@@ -120,8 +124,8 @@ class CheckedXaOptions(NamedTuple):
 def checked_xa_options(settings: ClientSettings, options: XaOptions) -> CheckedXaOptions:
     """Return the options of an XA transaction. Raises ConfigError."""
     check_options("xa", options, XaOptions.__optional_keys__)
-    return CheckedXaOptions(
-        options.get("node", node_of(settings.service or DEFAULT_NODE)),
-        require_seconds("timeout", options.get("timeout", STORE_TIMEOUT_S)),
-        require_seconds("check_after", options.get("check_after", CHECK_AFTER_S)),
-    )
+    return {
+        "node": options.get("node", node_of(settings.service or DEFAULT_NODE)),
+        "timeout": require_seconds("timeout", options.get("timeout", STORE_TIMEOUT_S)),
+        "check_after": require_seconds("check_after", options.get("check_after", CHECK_AFTER_S)),
+    }

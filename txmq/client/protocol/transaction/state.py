@@ -44,18 +44,19 @@ class TransactionState(BundleOperations[B], Generic[B, K]):
     # The hint of the error where a kind of transaction allows one broker only.
     _one_broker_hint: ClassVar[str] = ""
 
+    _unrouted: UnroutedSends[B] | None = None  # of a transaction over a cluster
+    _stage = Stage.NEW
+    _committed = False
+    _rollback_only = ""  # the reason, if it may only roll back
+
     def __init__(self, core: K, *, timeout: float, check_after: float = 0.0) -> None:
         self.token: UUID = new_token()
         self._timeout = timeout
         super().__init__(self._new_bundle(core))
         self._bundles: list[B] = [self._bundle]
         self._home = self._bundle  # the client's own, which decides an XA transaction
-        self._unrouted: UnroutedSends[B] | None = None  # of a transaction over a cluster
         self._core = core
         self._check_after = int(check_after * SECOND)
-        self._stage = Stage.NEW
-        self._committed = False
-        self._rollback_only = ""  # the reason, if it may only roll back
         self._pid = os.getpid()
 
     def _spread(self, cores: Sequence[K], routing: Routing) -> UnroutedSends[B]:
@@ -65,11 +66,9 @@ class TransactionState(BundleOperations[B], Generic[B, K]):
         found: UnroutedSends[B] = unrouted
         return found
 
-    def _route(self) -> None:
+    def _route(self, unrouted: UnroutedSends[B]) -> None:
         """Give the messages to the brokers of a cluster, before anything is stored."""
-        if self._unrouted is None:
-            return
-        self._unrouted.place(self._bundles)
+        unrouted.place(self._bundles)
         number = 0
         for bundle in self._bundles:  # the ids of messages at different brokers differ
             bundle.first_number = number

@@ -24,7 +24,7 @@ from typing import Any, Final, NamedTuple
 
 import asyncpg
 
-from txmq.errors import DatabaseUnavailable, LocalProtocolError
+from txmq.errors import LocalProtocolError
 from txmq.tx.postgres.driver import AsyncEnlisted, Rows, Status, TransactionGone, Values, Watch
 from txmq.tx.postgres.drivers.uninterrupted import uninterrupted
 from txmq.tx.postgres.errors import DriverError, driver_error
@@ -108,8 +108,7 @@ class AsyncpgDriver:
         return issubclass(type(self.connection), EnlistConnection)
 
     def require_usable(self) -> None:
-        if self.connection.is_closed():
-            raise DatabaseUnavailable("the connection is closed", hint="open another one")
+        """Require nothing: each connection suits."""
 
     def require_joinable(self) -> None:
         if self.connection._top_xact is not None:  # noqa: SLF001  # as above
@@ -196,7 +195,7 @@ class AsyncpgDriver:
         )
         return statements[len(plain) :]
 
-    async def begin(self, name: str) -> bool | None:
+    async def begin(self) -> bool | None:
         connection = self.connection
         connection._top_xact = None  # noqa: SLF001  # SQL has ended the last one
         transaction = asyncpg.Connection.transaction(connection, deferrable=True)

@@ -17,16 +17,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from contextlib import AbstractContextManager, suppress
 from functools import lru_cache
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import psycopg2
 from psycopg2 import extensions, sql
 
-from txmq.errors import DatabaseUnavailable, LocalProtocolError
+from txmq.errors import LocalProtocolError
 from txmq.tx.postgres.driver import (
+    BEGUN_AS,
     STATUSES,
     Enlisted,
     Rows,
@@ -36,7 +36,7 @@ from txmq.tx.postgres.driver import (
     Watch,
 )
 from txmq.tx.postgres.errors import DriverError, driver_error
-from txmq.tx.postgres.session import Connection, noted, plain_cursor
+from txmq.tx.postgres.session import Connection, Notices, plain_cursor
 from txmq.tx.postgres.statement_watch import watch_of
 
 REFUSED: Final = "cannot be used during a two-phase transaction"  # psycopg2's words
@@ -44,13 +44,6 @@ _PREPARE: Final = (
     "PREPARE TRANSACTION %(gid)s; BEGIN; SELECT FROM pg_prepared_xact() WHERE gid = %(gid)s"
 )
 _NOT_WATCHED: Final = object()
-
-
-class _Settings(NamedTuple):
-    """Settings of the caller's connection that a block changes for a while."""
-
-    autocommit: bool
-    deferrable: bool | None
 
 
 class Psycopg2Driver:
@@ -62,7 +55,8 @@ class Psycopg2Driver:
 
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
-        self._settings: _Settings | None = None
+        # autocommit and deferrable of the caller's, which a block changes for a while
+        self._settings: tuple[bool, bool | None] | None = None
         self._factory: Any = _NOT_WATCHED
         self._held = False
 
@@ -104,14 +98,12 @@ class Psycopg2Driver:
                 "the psycopg2 connection is asynchronous",
                 hint="open one without async_=True; on Twisted the client runs it in its threads",
             )
-        if self.connection.closed or self.status is Status.UNKNOWN:
-            raise DatabaseUnavailable("the connection is closed", hint="open another one")
 
     def require_joinable(self) -> None:
         """Refuse nothing: the block may end any transaction, whoever has begun it."""
 
     def noted(self) -> AbstractContextManager[list[str]]:
-        return noted(self.connection)
+        return Notices(self.connection)
 
     def watch(self, watch: Watch) -> None:
         connection = self.connection
@@ -135,7 +127,7 @@ class Psycopg2Driver:
         except psycopg2.Error as error:
             raise _known(error) from error
 
-    async def begin(self, name: str) -> bool | None:
+    async def begin(self) -> bool | None:
         connection = self.connection
         try:
             if not connection.autocommit:
@@ -144,16 +136,16 @@ class Psycopg2Driver:
             elif _has_settings(connection):
                 # psycopg2 would lose these settings of the session in autocommit mode.
                 return None
-            self._settings = _Settings(connection.autocommit, connection.deferrable)
+            self._settings = connection.autocommit, connection.deferrable
             try:
                 connection.autocommit = False
                 # A SERIALIZABLE READ ONLY one would wait for a safe snapshot.
                 marked = not connection.readonly
                 if marked:
                     connection.deferrable = True
-                connection.tpc_begin(f"txmq {name}")
+                connection.tpc_begin(BEGUN_AS)
             except BaseException:
-                self._restore()
+                await self.restore()
                 raise
         except psycopg2.Error as error:
             raise _known(error) from error
@@ -231,15 +223,12 @@ class Psycopg2Driver:
         return True
 
     async def restore(self) -> None:
-        self._restore()
-
-    def _restore(self) -> None:
         if self._settings is None:
             return
-        settings, self._settings = self._settings, None
+        (autocommit, deferrable), self._settings = self._settings, None
         with suppress(psycopg2.Error):  # closed, or it was lost
-            self.connection.deferrable = settings.deferrable
-            self.connection.autocommit = settings.autocommit
+            self.connection.deferrable = deferrable
+            self.connection.autocommit = autocommit
 
     async def prepare(self, gid: str) -> bool:
         try:
@@ -275,7 +264,7 @@ _OWN_TYPES: Final = {
 
 def _quoted(values: Values) -> Any:  # noqa: ANN401  # as they were given
     """Return values as texts that no adapter changes; SQL gives them their types."""
-    if isinstance(values, Mapping):
+    if isinstance(values, dict):
         return {name: _quoted_value(value) for name, value in values.items()}
     return [_quoted_value(value) for value in values] or None
 

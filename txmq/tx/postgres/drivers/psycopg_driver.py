@@ -24,9 +24,10 @@ from typing import Any, Final
 import psycopg
 from psycopg import adapt, postgres, pq, rows, sql
 
-from txmq.errors import DatabaseUnavailable, LocalProtocolError
+from txmq.errors import LocalProtocolError
 from txmq.faces import run
 from txmq.tx.postgres.driver import (
+    BEGUN_AS,
     STATUSES,
     AsyncEnlisted,
     Enlisted,
@@ -93,8 +94,6 @@ class PsycopgDriver:
         return isinstance(self.connection, _Enlisting)
 
     def require_usable(self) -> None:
-        if self.connection.closed:
-            raise DatabaseUnavailable("the connection is closed", hint="open another one")
         if self.connection.pgconn.pipeline_status != pq.PipelineStatus.OFF:
             raise LocalProtocolError(
                 "the connection is in pipeline mode, in which errors come late",
@@ -197,7 +196,7 @@ class PsycopgDriver:
         result = call(*args)
         return await result if self.awaits else result
 
-    async def begin(self, name: str) -> bool | None:
+    async def begin(self) -> bool | None:
         connection = self.connection
         self._autocommit = connection.autocommit
         deferrable = connection.deferrable
@@ -209,7 +208,7 @@ class PsycopgDriver:
             if marked:
                 await self._do(connection.set_deferrable, True)
             try:
-                await self._do(connection.tpc_begin, f"txmq {name}")
+                await self._do(connection.tpc_begin, BEGUN_AS)
             finally:
                 # Its setter is refused in a transaction, and later ones have no mark.
                 connection._deferrable = deferrable  # noqa: SLF001  # as above
