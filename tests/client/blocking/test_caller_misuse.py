@@ -436,6 +436,18 @@ def test_a_deliberate_rollback_is_not_told_to_run_again(world: World) -> None:
     assert (world.orders(), world.messages()) == (set(), set())
 
 
+@pytest.mark.parametrize("ready", [False, True])
+def test_an_asynchronous_connection_is_refused_for_what_it_is(world: World, ready: bool) -> None:  # noqa: FBT001
+    with closing(psycopg2.connect(world.dsn, async_=True)) as connection:
+        while ready and connection.poll() != extensions.POLL_OK:
+            pass
+        with (
+            raising(LocalProtocolError, match="is asynchronous"),
+            world.client.transaction(connection),
+        ):
+            pass
+
+
 @pytest.mark.parametrize(
     "late",
     [

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from functools import partial
+from itertools import count
 from pathlib import Path
 from threading import Event, Thread
 from typing import Any
@@ -25,6 +26,8 @@ from tests.client.world import ApplicationError, World, fail, make_tables
 from tests.fixtures_postgres import create_database
 from txmq.client.blocking.client import Client
 from txmq.client.blocking.transaction.outbox_publication import publish_row
+from txmq.client.protocol.awaited import outbox
+from txmq.client.protocol.awaited.bundle import StoringBundle
 from txmq.client.protocol.transaction.buffer import Buffer
 from txmq.client.protocol.transaction.options import TransactionOptions
 from txmq.client.protocol.transaction.outbox_entries import outbox_entries
@@ -252,6 +255,28 @@ def test_a_client_that_never_reached_its_broker_takes_the_only_one_of_the_databa
     world.broker.start()
     wait_until(lambda: bodies(world) == ["o-1", "o-2"])
     assert client.log_id == log_id
+
+
+def test_a_log_that_is_met_while_the_readers_of_the_outbox_are_read_is_the_log(
+    world: World, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By another thread of the client: the only reader is another broker."""
+    client, known, calls = connect(world.broker.url), StoringBundle.log_id, count()
+
+    async def away_once(bundle: StoringBundle[Any]) -> UUID:
+        if next(calls) == 0:
+            raise BrokerUnavailable("away for a moment")
+        return await known(bundle)
+
+    async def readers(_driver: object) -> list[UUID]:
+        assert client.log_id == world.client.log_id
+        return [uuid4()]
+
+    monkeypatch.setattr(StoringBundle, "log_id", away_once)
+    monkeypatch.setattr(outbox, "read_readers", readers)
+    place(world, "o-1", client)
+    assert world.orders() == {"o-1"}
+    wait_until(lambda: bodies(world) == ["o-1"])
 
 
 @pytest.mark.parametrize("brokers", [0, 2])
