@@ -116,7 +116,7 @@ class DataManager(TransactionOperations):
         An XaError is the vote no.
         """
         del transaction
-        if not self._bundle.empty:
+        if not self._bundle.buffer.empty:
             run(self._branch.store())
 
     def tpc_finish(self, transaction: object) -> None:
@@ -126,7 +126,7 @@ class DataManager(TransactionOperations):
         messages stay prepared, as if the process had died.
         """
         del transaction
-        if self._bundle.empty:
+        if self._bundle.buffer.empty:
             self._branch.finish(committed=True)
             return
         try:

@@ -18,6 +18,7 @@ from tests.client.proxy import Proxy
 from tests.client.real import RealBroker, bodies
 from tests.client.world import ApplicationError, fail
 from txmq.client.blocking.client import Client
+from txmq.client.blocking.transaction.half import HalfTransaction
 from txmq.client.protocol.transaction.checks import Half
 from txmq.client.protocol.transaction.half_message import HalfMessage
 from txmq.client.protocol.transaction.open_work import REASON, end_work, is_open
@@ -96,6 +97,12 @@ def test_a_send_behind_an_undecided_half_of_its_key_waits_for_it(
     ]
 
 
+def die(tx: HalfTransaction) -> None:
+    """Leave a block as if this process had died in it: it decides nothing."""
+    tx._stored = None
+    tx._bundle.buffer.clear()
+
+
 @pytest.mark.parametrize(("answer", "left"), [(txmq.COMMIT, [b"half"]), (txmq.ROLLBACK, [])])
 def test_a_registered_checker_decides_what_its_producer_did_not(
     real: RealBroker, connect: Connect, answer: txmq.Decision, left: list[bytes]
@@ -122,7 +129,7 @@ def test_a_registered_checker_decides_what_its_producer_did_not(
                 _show("tx.show", {"token": dead.token.hex})["state"] in ("PUBLISHED", "ROLLED_BACK")
             ),
         )
-        dead._stored = None  # as if this process had died here
+        die(dead)
     assert bodies(real, topic) == left
     assert len(asked) == 3
     half = asked[0]
@@ -180,7 +187,7 @@ def test_an_answer_of_another_type_is_none_and_another_checker_may_give_it(
             wait_until(lambda: wrong)
             if checker == "sure":
                 wait_until(lambda: client.call("tx.show", token=tokens[1])["state"] == "PUBLISHED")
-            tx._stored = None  # as if this process had died here
+            die(tx)
     assert client.call("tx.show", token=tokens[0])["state"] == "UNDECIDED"
     client.call("tx.decide", token=tokens[0], outcome="ROLLBACK", operator="test", reason="tidy up")
 

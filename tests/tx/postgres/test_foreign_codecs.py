@@ -138,7 +138,6 @@ def test_the_statements_of_a_block_do_not_go_by_them(
         assert not await may_have_reported(driver, LOG, 1)
         block.end()
         inserted = await insert_token(driver, block.token, [LOG], block=block)
-        assert inserted.synchronous_commit == "on"
         assert inserted.server.system_id == identity_of(database).system_id
         await guarded_commit(driver, block.token)
         await block.close()

@@ -53,7 +53,6 @@ class InsertedToken(NamedTuple):
     `brokers` has, by its log, what is shown of each broker.
     """
 
-    synchronous_commit: str  # that the transaction will commit under
     server: SeenServer
     brokers: dict[UUID, SeenBroker]
 
@@ -104,11 +103,8 @@ async def insert_token(
             f"synchronous_commit is {setting}",
             hint="SET synchronous_commit = on, or allow it and accept the risk",
         )
-    return InsertedToken(
-        setting,
-        SeenServer(int(system_id), int(timeline, 16), parse_lsn(position)),
-        brokers,
-    )
+    server = SeenServer(int(system_id), int(timeline, 16), parse_lsn(position))
+    return InsertedToken(server, brokers)
 
 
 async def may_have_reported(driver: Driver, log_id: UUID, boot_epoch: int) -> bool:

@@ -97,7 +97,7 @@ class EnlistedSteps(PostgresSteps[B, K]):
         self._stage = Stage.ENDING
         async with self._ending_with_an_error(), self._rolling_back():
             await self._require_commit()
-            if any(not bundle.empty for bundle in self._bundles):
+            if self._nonempty_bundles():
                 self._block.require_open()
             await self._route_all()
             self._stored = self._nonempty_bundles()

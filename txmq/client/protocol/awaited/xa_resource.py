@@ -107,7 +107,7 @@ class ResourceSteps(BundleOperations[B]):
 
     async def _prepare(self, xid: XidArgument) -> Literal["ok", "read-only"]:
         branch = self._require_storable(parse_xid(xid))
-        if branch.bundle.empty:
+        if branch.bundle.buffer.empty:
             self._remove(branch, committed=True)
             return "read-only"
         await self._store(branch, at_once=False)
@@ -121,7 +121,10 @@ class ResourceSteps(BundleOperations[B]):
             return
         branch = self._require_storable(named)
         # A bundle of several parts is stored undecided.
-        if not branch.bundle.empty and await self._store(branch, at_once=True) not in COMMITTED:
+        if (
+            not branch.bundle.buffer.empty
+            and await self._store(branch, at_once=True) not in COMMITTED
+        ):
             await decide_branch(self._broker, named, branch.bundle.token, COMMIT)
         self._remove(branch, committed=True)
 

@@ -65,11 +65,6 @@ class Bundle(Generic[K]):
         self.buffer = Buffer(core.topics)
         self._acked: list[tuple[AckOwner, object]] = []
 
-    @property
-    def empty(self) -> bool:
-        """Return whether there is nothing to send and nothing to ack."""
-        return self.buffer.empty
-
     def ack(self, delivered: object) -> None:
         """Add the ack of a message or a batch, and reserve it at its consumer.
 
