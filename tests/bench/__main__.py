@@ -37,7 +37,7 @@ from rich.progress import (
 )
 from rich.table import Table
 
-from tests.bench.against import run_against
+from tests.bench.against import NOT_RUN, run_against
 from tests.bench.database import BenchDatabase
 from tests.bench.harness import ROOT, BenchError, machine_line
 from tests.bench.rows import ROWS, Benchmark, Row, Run, chosen_by
@@ -121,7 +121,7 @@ def report(result: SuiteResult, console: Console) -> None:
                 f"goal missed: {row.id}: {row.goal}, is {number(figure)}", style="red", markup=False
             )
     for failure in result.failures:
-        console.print(f"not run: {failure}", style="red", markup=False)
+        console.print(f"{NOT_RUN}{failure}", style="red", markup=False)
 
 
 def arguments(argv: Sequence[str] | None) -> argparse.Namespace:

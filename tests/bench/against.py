@@ -23,7 +23,7 @@ from rich.table import Table
 from tests.bench.harness import ROOT, BenchError
 from tests.bench.rows import ROWS
 
-PREFIX = "not run: "  # of what a run prints of a benchmark that failed
+NOT_RUN = "not run: "  # before what a run prints of a benchmark that failed
 
 
 class Figure(NamedTuple):
@@ -54,14 +54,6 @@ class Compared(NamedTuple):
         return statistics.median(self.ratios)
 
 
-class Failures(list[str]):
-    """What could not be measured, each once."""
-
-    def note(self, text: str) -> None:
-        if text not in self:
-            self.append(text)
-
-
 @contextmanager
 def tree_of(commit: str) -> Iterator[Path]:
     """Have the files of a commit in a directory during the block.
@@ -79,7 +71,7 @@ def tree_of(commit: str) -> Iterator[Path]:
 
 
 def figures(
-    tree: Path, options: Sequence[str], units: dict[str, str], failures: Failures
+    tree: Path, options: Sequence[str], units: dict[str, str], failures: set[str]
 ) -> Figures:
     """Run the benchmarks of a tree with this interpreter, and return its rows."""
     with tempfile.TemporaryDirectory(prefix="txmq-bench-") as directory:
@@ -88,8 +80,8 @@ def figures(
         done = subprocess.run(argv, check=False, cwd=tree, capture_output=True, text=True)
         rows = ROWS.validate_json(out.read_bytes()) if out.exists() else []
     for line in done.stdout.splitlines():
-        if line.startswith(PREFIX):
-            failures.note(f"{line} (in {tree})")
+        if line.startswith(NOT_RUN):
+            failures.add(f"{line} (in {tree})")
     if not rows:
         raise BenchError(f"no row of {tree}: {done.stderr.strip()[-2000:]}")
     units.update({row.id: row.unit for row in rows})
@@ -147,7 +139,7 @@ def run_against(
 
     Raises BenchError where a tree has no rows, or git cannot read the commit.
     """
-    units, failures = dict[str, str](), Failures()
+    units, failures = dict[str, str](), set[str]()
     results = []
     with tree_of(commit) as old_tree:
         sides = [(commit, old_tree), ("this tree", ROOT)]
@@ -164,6 +156,6 @@ def run_against(
         output.print(
             f"no ratio: {row_id}: not in each round of both trees, or 0 before", markup=False
         )
-    for failure in failures:
+    for failure in sorted(failures):
         output.print(failure, style="red", markup=False)
     return not failures
